@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from quantkit.data import DATA_KINDS
 from quantkit.evaluation import Evaluation, EvaluationInterrupted, evaluate
 from quantkit.evaluation.accuracy import BATCH
+from quantkit.evaluation.tasks import TASKS
 
 from ._app import INTERRUPTED
 from ._arguments import (
@@ -32,6 +33,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help=f"dataset: {DATA_KINDS}")
     parser.add_argument("--reference", help="reference model, for example the float model; FILE@RUNTIME too")
     parser.add_argument(
+        "--task",
+        metavar=f"{{{','.join(TASKS)}}}",
+        help="metric of all outputs with the reference model (default: metrics of class scores)",
+    )
+    parser.add_argument(
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
     )
     parser.add_argument("--limit", type=parse_positive, help="maximum number of samples, a fixed subset (default: all)")
@@ -49,7 +55,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_precision(parser, " for MODEL; the reference runs in float32")
     parser.add_argument("--min-top1", type=parse_fraction, help="exit 1 if top-1 is below this, for example 0.75")
     parser.add_argument(
-        "--min-agreement", type=parse_fraction, help="exit 1 if the agreement is below this, for example 0.985"
+        "--min-agreement",
+        type=parse_fraction,
+        help="exit 1 if the agreement, or the metric of --task, is below this, for example 0.985",
     )
     parser.add_argument("--max-kl", type=float, help="exit 1 if the KL divergence is above this, for example 0.02")
     add_model_flags(parser)
@@ -67,6 +75,7 @@ def run(args: Namespace) -> int:
                 reference,
                 runtime=runtime,
                 reference_runtime=reference_runtime,
+                task=args.task,
                 labels=args.labels,
                 limit=args.limit,
                 batch=args.batch,

@@ -25,12 +25,14 @@ from quantkit.arguments import (
 from quantkit.data import InputTimes, PreprocessingOptions, as_dataset
 from quantkit.data.images import FORMATS
 from quantkit.data.preparation import describe_rates
-from quantkit.errors import CheckError, InputError
+from quantkit.errors import CheckError, InputError, UsageError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics
 from quantkit.evaluation.evaluation_run import EvaluationCounts, EvaluationFacts, EvaluationRun, EvaluationSettings
 from quantkit.evaluation.evaluation_workers import evaluate_parts
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.opened_model import describe_assumption
+from quantkit.evaluation.output_sqnr import OutputSqnr
+from quantkit.evaluation.tasks import Score, find_task
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
@@ -58,6 +60,7 @@ class Evaluation:
         unknown_labels: number of samples whose label is not a class of the model.
         preprocessing: description of the preprocessing, with its source.
         is_assumed: True if neither the caller nor the model states the preprocessing.
+        outputs: metric of a task and SQNR of the outputs, with the reference model; None without a task.
     """
 
     model: str
@@ -72,6 +75,7 @@ class Evaluation:
     unknown_labels: int = 0
     preprocessing: str = ""
     is_assumed: bool = False
+    outputs: OutputSqnr | None = None
 
     @public
     def check(
@@ -85,13 +89,21 @@ class Evaluation:
 
         Args:
             min_top1: lowest allowed top-1 accuracy in [0, 1].
-            min_agreement: lowest allowed agreement with the reference model in [0, 1].
+            min_agreement: lowest allowed agreement with the reference model, or metric of a task, in [0, 1].
             max_kl: highest allowed mean KL divergence in nats.
 
         Raises:
             CheckError: a metric violates its limit, or is not known.
         """
         metrics = self.metrics
+        if self.outputs is not None and min_agreement is not None:
+            if metrics.not_finite or self.outputs.score < min_agreement:
+                not_finite = f", and {metrics.not_finite} outputs are not finite" if metrics.not_finite else ""
+                raise CheckError(
+                    f"{self.outputs.metric} is {self.outputs.score:.4f}{not_finite}; the limit is {min_agreement:g}",
+                    hint=COMPARE_HINT,
+                )
+            min_agreement = None
         no_label = "no sample has a label that is a class of the model"
         label_hint = "pass --labels, or label the data: a folder per class, or a list file"
         no_reference, reference_hint = "there is no reference model", "pass --reference MODEL"
@@ -124,6 +136,7 @@ class Evaluation:
             "reference": self.reference or None,
             "reference_runtime": other and {"name": other.name, "version": other.version},
             **self.metrics.to_json(),
+            "outputs": None if self.outputs is None else self.outputs.to_json(),
             "samples_per_second": self.samples_per_second,
             "seconds": self.seconds,
             "input": dict(self.input_rates),
@@ -138,6 +151,8 @@ class Evaluation:
         metrics = self.metrics
         proportions = (("top-1", metrics.top1), ("top-5", metrics.top5), ("agreement", metrics.agreement))
         rows = [(name, str(value)) for name, value in proportions if value is not None]
+        if self.outputs is not None:
+            rows.append((self.outputs.metric, f"{self.outputs.score:.4f} of the reference model"))
         if metrics.kl_divergence is not None:
             rows.append(("KL", f"{metrics.kl_divergence:.3g}"))
         rows.append(("speed", f"{self.samples_per_second:.1f} samples per second"))
@@ -150,7 +165,7 @@ class Evaluation:
     @property
     def _notes(self) -> list[str]:
         metrics, notes = self.metrics, []
-        if metrics.top1 is None and metrics.agreement is None:
+        if metrics.top1 is None and metrics.agreement is None and self.outputs is None:
             notes.append("no labels and no reference: use a folder per class, or pass --reference")
         notes += [f"warning: {warning}" for warning in metrics.warnings]
         if self.is_assumed:
@@ -193,6 +208,7 @@ def evaluate(
     *,
     runtime: str = AUTO,
     reference_runtime: str = AUTO,
+    task: str | Score | None = None,
     labels: str | os.PathLike[str] | None = None,
     limit: int | None = None,
     batch: int = BATCH,
@@ -222,13 +238,16 @@ def evaluate(
         reference: another version of the model, for example the float model.
         runtime: runtime of the model.
         reference_runtime: runtime of the reference model.
+        task: metric of all outputs with the reference model: ``segmentation``, ``detection``, ``regression``,
+            ``embedding``, ``text``, ``language``, or a function of the outputs of the reference model and of the model,
+            (n, ...) by name, that returns 1 for equal outputs (default: metrics of class scores).
         labels: label file; None for the model's own labels.
         limit: maximum number of samples (fixed subset).
         batch: samples per run for models with a dynamic batch.
         workers: number of processes, among which the cores are divided; the data is then files or arrays.
         precision: lowest precision that the runtime may compute in; the reference model runs in float32.
         intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
-        min_top1, min_agreement: lowest allowed top-1 accuracy and agreement in [0, 1].
+        min_top1, min_agreement: lowest allowed top-1 accuracy, and agreement or metric of the task, in [0, 1].
         max_kl: highest allowed mean KL divergence in nats.
         options: threads, device and precision in one value; the arguments above override it.
         input_height, input_width: size of the resized images in pixels (default: from the model).
@@ -241,7 +260,8 @@ def evaluate(
         on_message: receives warnings.
 
     Raises:
-        UsageError: an input takes no images, or the two models have different classes.
+        UsageError: an input takes no images, the two models have different classes or outputs, or a task has no
+            reference model.
         InputError: a file is missing or broken, or no sample could be decoded.
         CheckError: a metric violates its limit, or is not known.
         EvaluationInterrupted: Ctrl-C, with the metrics of the samples so far.
@@ -258,6 +278,11 @@ def evaluate(
     require_path(**without_none(labels=labels))
     require_flag(offline=offline)
     require_callable(on_progress=on_progress, on_message=on_message)
+    metric = find_task(task)
+    if metric is not None and reference is None:
+        raise UsageError(f"{metric.name} is measured with a reference model", hint="pass --reference MODEL")
+    if callable(task) and workers > 1:
+        raise UsageError("a function as task needs one process", hint="omit workers, or pass the name of a task")
     options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
     dataset = as_dataset(data, limit)
     models = [as_model(value, offline=offline) for value in (model, reference) if value is not None]
@@ -266,7 +291,9 @@ def evaluate(
             on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
     label_file = None if labels is None else expand_user(labels).resolve()
     runtimes = (runtime, reference_runtime)
-    settings = EvaluationSettings(options, runtimes, preprocessing, label_file, batch, input_layer, output_layer)
+    settings = EvaluationSettings(
+        options, runtimes, preprocessing, label_file, batch, input_layer, output_layer, metric
+    )
     start = perf_counter()
     if workers == 1:
         with EvaluationRun(models, dataset, settings) as run:
@@ -276,7 +303,7 @@ def evaluate(
                 for counts in run.count(dataset):
                     on_progress(Progress("evaluating", counts.samples, dataset.size))
             except KeyboardInterrupt:
-                if not run.counts.counter.samples:
+                if not run.counts.evaluated:
                     raise
                 raise EvaluationInterrupted(_make_evaluation(run.facts, run.counts, perf_counter() - start)) from None
             facts, counts = run.facts, run.counts
@@ -284,7 +311,7 @@ def evaluate(
         facts, counts = evaluate_parts(models, dataset, settings, workers, on_progress)
         if facts.is_assumed:
             on_message(describe_assumption(facts.preprocessing))
-    if not counts.counter.samples:
+    if not counts.evaluated:
         require_images(counts.rejected)
     evaluation = _make_evaluation(facts, counts, perf_counter() - start, workers)
     evaluation.check(min_top1=min_top1, min_agreement=min_agreement, max_kl=max_kl)
@@ -303,19 +330,24 @@ def _make_evaluation(facts: EvaluationFacts, counts: EvaluationCounts, seconds: 
     timings = counts.timings[1:] or counts.timings
     rate = sum(count for count, _ in timings) / sum(seconds for _, seconds in timings)
     times = InputTimes(counts.times.cpu_seconds / workers, counts.times.waiting_seconds / workers)
+    outputs = None if counts.outputs is None else counts.outputs.result
+    metrics = counts.counter.metrics
+    if outputs is not None:
+        metrics = ClassificationMetrics(outputs.samples, not_finite=outputs.not_finite)
     return Evaluation(
         facts.models[0],
         facts.runtimes[0],
-        counts.counter.metrics,
+        metrics,
         facts.models[1] if len(facts.models) > 1 else "",
         facts.runtimes[1] if len(facts.models) > 1 else None,
         rate * workers,
         seconds,
-        times.rates(counts.counter.samples, seconds),
+        times.rates(counts.evaluated, seconds),
         counts.rejected,
         counts.unknown_labels,
         facts.preprocessing,
         facts.is_assumed,
+        outputs,
     )
 
 

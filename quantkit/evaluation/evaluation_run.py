@@ -1,19 +1,24 @@
 """Counts of an evaluation: the models in sessions, and the samples of a dataset or of one of its parts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Self
 
+import numpy as np
+
 from quantkit.data import Dataset, InputPipeline, InputTimes, PreprocessingOptions, prepare_batches
 from quantkit.data.dataset import Sample
 from quantkit.data.inference import Basis
 from quantkit.data.labels import Labels
 from quantkit.data.preparation import PreparedSample
+from quantkit.errors import UsageError
 from quantkit.evaluation.classification_metrics import ClassificationCounter
 from quantkit.evaluation.opened_model import OpenedModel, open_model
+from quantkit.evaluation.output_sqnr import OutputSqnrCounter
+from quantkit.evaluation.tasks import TaskMetric
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.runtimes.session import RuntimeVersion, SessionOptions
@@ -30,6 +35,7 @@ class EvaluationSettings:
         labels: label file; None for the labels of the models.
         batch: samples per run for models with a dynamic batch.
         input_layer, output_layer: names that the caller chose, or empty.
+        task: metric of all outputs with the reference model; None for class scores.
     """
 
     options: SessionOptions
@@ -39,6 +45,7 @@ class EvaluationSettings:
     batch: int
     input_layer: str
     output_layer: str
+    task: TaskMetric | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class EvaluationCounts:
 
     Attributes:
         counter: correct predictions and agreement.
+        outputs: metric of a task, and SQNR of the outputs; None without a task.
         rejected: message by name of each sample that could not be prepared.
         unknown_labels: number of samples whose label is not a class of the model.
         timings: number of samples and seconds of each run of the model.
@@ -71,6 +79,7 @@ class EvaluationCounts:
     """
 
     counter: ClassificationCounter = field(default_factory=ClassificationCounter)
+    outputs: OutputSqnrCounter | None = None
     rejected: dict[str, str] = field(default_factory=dict)
     unknown_labels: int = 0
     timings: list[tuple[int, float]] = field(default_factory=list)
@@ -79,11 +88,20 @@ class EvaluationCounts:
     @property
     def samples(self) -> int:
         """Number of samples, rejected ones included."""
-        return self.counter.samples + len(self.rejected)
+        return self.evaluated + len(self.rejected)
+
+    @property
+    def evaluated(self) -> int:
+        """Number of samples without the rejected ones."""
+        return self.counter.samples if self.outputs is None else self.outputs.samples
 
     def merge(self, other: "EvaluationCounts") -> None:
         """Add the counts of other samples."""
         self.counter.merge(other.counter)
+        if self.outputs is None:
+            self.outputs = other.outputs
+        elif other.outputs is not None:
+            self.outputs.merge(other.outputs)
         self.rejected |= other.rejected
         self.unknown_labels += other.unknown_labels
         self.timings += other.timings
@@ -149,6 +167,7 @@ class EvaluationRun:
             input_layer=settings.input_layer,
             output_layer=settings.output_layer,
             takes_arrays=not dataset.holds_images,
+            has_all_outputs=settings.task is not None,
         )
         self._stack.callback(opened.session.close)
         return opened
@@ -166,12 +185,37 @@ class EvaluationRun:
         return [InputPipeline.of(model.session.inputs, dataset, model.card or basis, stated) for model in self._models]
 
     def _add(self, chunk: list[PreparedSample]) -> None:
+        if self._settings.task is not None:
+            self._add_outputs(chunk, self._settings.task)
+            return
         start = perf_counter()
         outputs = self._predict(0, chunk)
         self.counts.timings.append((len(chunk), perf_counter() - start))
         reference = self._predict(1, chunk) if len(self._models) > 1 else None
         labels = [self._class_of(sample, outputs.shape[1]) for sample, _ in chunk]
         self.counts.counter.add(outputs, labels, reference)
+
+    def _add_outputs(self, chunk: list[PreparedSample], task: TaskMetric) -> None:
+        start = perf_counter()
+        inputs, outputs = self._run(0, chunk)
+        self.counts.timings.append((len(chunk), perf_counter() - start))
+        _, expected = self._run(1, chunk)
+        self.counts.outputs = self.counts.outputs or OutputSqnrCounter(task)
+        self.counts.outputs.add(expected, _pair_outputs(expected, outputs), inputs)
+
+    def _run(self, index: int, chunk: list[PreparedSample]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the inputs and outputs of a model, one row per sample."""
+        samples = [prepared[index] for _, prepared in chunk]
+        runs = list(self._models[index].run(self._pipelines[index], samples, self._settings.batch))
+        try:
+            inputs, outputs = (
+                {name: np.concatenate([run[i][name] for run in runs]) for name in runs[0][i]} for i in (0, 1)
+            )
+        except ValueError:
+            raise UsageError(
+                f"outputs of {self._models[index].name} have another shape for each sample", hint="use --batch 1"
+            ) from None
+        return inputs, outputs
 
     def _predict(self, index: int, chunk: list[PreparedSample]) -> Array:
         samples = [prepared[index] for _, prepared in chunk]
@@ -210,6 +254,23 @@ def find_class(label: str, labels: Labels, num_classes: int) -> int | None:
         if len(matches) == 1:
             return matches[0]
     return int(label) if label.isdecimal() and int(label) < num_classes else None
+
+
+def _pair_outputs(expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the outputs of the model under the names of the reference model: by name, else by position.
+
+    Raises:
+        UsageError: the two models have other outputs.
+    """
+    shapes = [[values.shape for values in arrays.values()] for arrays in (outputs, expected)]
+    if len(outputs) == len(expected):
+        paired = {name: outputs.get(name, values) for name, values in zip(expected, outputs.values(), strict=True)}
+        if all(values.shape == paired[name].shape for name, values in expected.items()):
+            return paired
+    raise UsageError(
+        f"the model has outputs of shapes {shapes[0]} and the reference model {shapes[1]}",
+        hint="compare versions of one model, or name one output with --output-layer",
+    )
 
 
 def _find_labels(models: list[OpenedModel], file: Path | None) -> Labels:

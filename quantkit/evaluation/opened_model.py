@@ -1,6 +1,6 @@
 """Model in an open session, with its model card and class labels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,11 @@ from quantkit.data.inference import Basis, find_model_labels, find_origin
 from quantkit.data.labels import Labels, Order, read_labels
 from quantkit.data.pipeline import Prepared
 from quantkit.errors import UnavailableError, UsageError
+from quantkit.evaluation.output_sqnr import rows_of
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
-from quantkit.model.endpoints import choose_image_endpoints, takes_encoded_images
+from quantkit.model.endpoints import choose_endpoints, choose_image_endpoints, takes_encoded_images
 from quantkit.runtimes import AUTO, open_session, runtimes
 from quantkit.runtimes.session import Session, SessionOptions
 from quantkit.zoo.cards import ModelCard, list_cards
@@ -65,6 +66,23 @@ class OpenedModel:
             rows.append(outputs.reshape(count, -1)[: len(part)].astype(np.float64))
         return np.concatenate(rows)
 
+    def run(
+        self, pipeline: InputPipeline, samples: Sequence[Prepared], batch_size: int
+    ) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+        """Yield the inputs and all outputs of each run, one row per sample.
+
+        Args:
+            pipeline: preparation for the model's inputs.
+            samples: samples that it prepared.
+            batch_size: number of samples per run for models with a dynamic batch.
+        """
+        size = pipeline.batch_size or batch_size
+        for start in range(0, len(samples), size):
+            part = samples[start : start + size]
+            feeds = pipeline.stack(part)
+            count = pipeline.batch_size or len(part)
+            yield rows_of(feeds, count, len(part)), rows_of(self.session.run(feeds), count, len(part))
+
     def read_labels(self, path: Path | None) -> Labels:
         """Read the labels from a file, or find the model's own; empty if no labels are found.
 
@@ -94,6 +112,7 @@ def open_model(
     input_layer: str = "",
     output_layer: str = "",
     takes_arrays: bool = False,
+    has_all_outputs: bool = False,
 ) -> OpenedModel:
     """Open a model between its image input and its class scores; the caller closes the session.
 
@@ -104,6 +123,7 @@ def open_model(
         input_layer: input name (default: from the model card, else the image input).
         output_layer: name of the class scores (default: from the model card, else the edge without consumers).
         takes_arrays: True if the data is arrays, so that no input needs to be an image.
+        has_all_outputs: True if outputs need not be class scores, so that all inputs and outputs stay.
 
     Raises:
         UsageError: the input or output cannot be inferred.
@@ -111,7 +131,10 @@ def open_model(
     """
     runnable = model.runnable
     if isinstance(runnable, Graph):
-        runnable = _between_endpoints(runnable, model.card, input_layer, output_layer, takes_arrays)
+        if has_all_outputs and not (input_layer or output_layer):
+            runnable = choose_endpoints(runnable, model.card, list_cards())
+        else:
+            runnable = _between_endpoints(runnable, model.card, input_layer, output_layer, takes_arrays)
         if takes_encoded_images(runnable):
             runtime = _decoding_runtime(runnable, runtime)
     session = open_session(runnable, runtime, options)

@@ -126,7 +126,7 @@ class OutputSqnrCounter:
         Args:
             reference: (n, ...) by output name, of the reference model.
             outputs: outputs of the other model, in the same shapes.
-            inputs: (n, ...) by input name, for the reconstruction error.
+            inputs: (n, ...) by input name, for the reconstruction error and the tokens of a language model.
         """
         finite = np.ones(len(next(iter(reference.values()))), bool)
         for name, values in reference.items():
@@ -143,8 +143,22 @@ class OutputSqnrCounter:
             self._noise[name] = self._noise.get(name, 0.0) + float(((a - b)[usable] ** 2).sum())
         self.samples += len(finite)
         if self.task is not None:
-            self._score += len(finite) * self.task.score(reference, outputs)
+            self._score += len(finite) * self.task.compute(reference, outputs, inputs or {})
         self.not_finite += int((~finite).sum())
+
+    def merge(self, other: "OutputSqnrCounter") -> None:
+        """Add the sums of other samples of the same models."""
+        self.samples += other.samples
+        self.not_finite += other.not_finite
+        self._score += other._score
+        for name, signal in other._signal.items():
+            self._signal[name] = self._signal.get(name, 0.0) + signal
+            self._noise[name] = self._noise.get(name, 0.0) + other._noise[name]
+        for name, (equal, total) in other._equal.items():
+            counts = self._equal.get(name, [0, 0])
+            self._equal[name] = [counts[0] + equal, counts[1] + total]
+        for name, power in other._reconstruction.items():
+            self._reconstruction[name] = self._reconstruction.get(name, np.zeros(3)) + power
 
     def _add_reconstruction(self, name: str, values: Array, others: Array, inputs: Mapping[str, Array]) -> None:
         """Add the error of an output as an estimate of an input of its shape."""
@@ -168,6 +182,24 @@ class OutputSqnrCounter:
         metric = "" if self.task is None else self.task.name
         score = self._score / max(self.samples, 1) if metric else 1.0
         return OutputSqnr(self.samples, ratios, self.not_finite, equal, errors, metric, score)
+
+
+def rows_of(arrays: Mapping[str, Array], num_rows: int, count: int) -> dict[str, Array]:
+    """Return one row per sample of the inputs or outputs of one run.
+
+    Args:
+        arrays: inputs or outputs.
+        num_rows: number of rows in the feeds.
+        count: number of samples among these rows; the others pad the batch.
+    """
+    return {name: _sample_rows(values, num_rows, count) for name, values in arrays.items()}
+
+
+def _sample_rows(values: Array, num_rows: int, count: int) -> Array:
+    """Return one row per sample; an array without a batch axis is repeated."""
+    if values.ndim == 0 or len(values) != num_rows:
+        return np.repeat(values.reshape(1, -1), count, 0)
+    return values.reshape(num_rows, *(values.shape[1:] or (1,)))[:count]
 
 
 def sqnr(signal: float | Array, noise: float | Array) -> Array:

@@ -7,6 +7,7 @@ All metrics are 1 for equal outputs, and 0 or above:
     regression     1 - sum (a - b)^2 / sum (a - mean a)^2
     embedding      mean cosine of the vectors
     text           1 - edit distance / length of the sequences of most likely tokens
+    language       perplexity of the float model / perplexity of the other model on the tokens of the input, at most 1
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,10 +33,22 @@ class TaskMetric:
     Attributes:
         name: name of the metric.
         score: function that computes it for one run.
+        takes_inputs: True if the function also takes the inputs.
     """
 
     name: str
-    score: Score
+    score: Callable[..., float]
+    takes_inputs: bool = False
+
+    def compute(self, expected: Outputs, actual: Outputs, inputs: Outputs) -> float:
+        """Return the metric of one run; 0 if it is not finite.
+
+        Args:
+            expected, actual: outputs of the float model and of the other model, (n, ...) by name.
+            inputs: inputs of both models, (n, ...) by name.
+        """
+        score = self.score(expected, actual, inputs) if self.takes_inputs else self.score(expected, actual)
+        return score if np.isfinite(score) else 0.0
 
 
 def find_task(value: Any) -> TaskMetric | None:
@@ -87,10 +100,10 @@ def _mean_iou(expected: Array, actual: Array) -> float:
 
 
 def score_regression(expected: Outputs, actual: Outputs) -> float:
-    """Return the lowest coefficient of determination of an output."""
+    """Return the lowest coefficient of determination of an output; a single value varies about 0."""
     scores = [1.0]
     for a, b in _pairs(expected, actual):
-        variation = float(np.square(a - a.mean()).sum())
+        variation = float(np.square(a - a.mean() if a.size > 1 else a).sum())
         scores.append(1 - float(np.square(a - b).sum()) / max(variation, 1e-30))
     return max(min(scores), 0.0)
 
@@ -120,6 +133,42 @@ def _sequences(logits: Array) -> Array:
     tokens = logits.argmax(-1)
     sequences: Array = tokens.reshape(-1, tokens.shape[-1] if logits.ndim > 2 else 1)
     return sequences
+
+
+def score_language(expected: Outputs, actual: Outputs, inputs: Outputs) -> float:
+    """Return the perplexity of the float model relative to that of the other model, at most 1.
+
+    Raises:
+        UsageError: no output has logits (n, positions, vocabulary) for token ids (n, positions) of an input.
+    """
+    for logits, others in _pairs(expected, actual):
+        arrays = {name: ids for name, ids in inputs.items() if ids.shape == logits.shape[:-1] and ids.ndim == 2}
+        masks = [ids[:, 1:] != 0 for name, ids in arrays.items() if "mask" in name.lower()]
+        ids = [ids for name, ids in arrays.items() if ids.dtype.kind in "iu" and "mask" not in name.lower()]
+        if ids:
+            tokens = max(ids, key=np.max)  # positions and types are smaller numbers
+            is_token = np.logical_and.reduce([np.ones(tokens[:, 1:].shape, bool), *masks])
+            before, after = (_cross_entropy(values, tokens, is_token) for values in (logits, others))
+            return float(np.exp(min(before - after, 0.0)))
+    raise UsageError(
+        "no output has logits (n, positions, vocabulary) for token ids (n, positions) of an input",
+        hint="use --task text, or in Python pass a function of two outputs as task",
+    )
+
+
+def _cross_entropy(logits: Array, tokens: Array, is_token: Array) -> float:
+    """Return the mean of -log p of each next token, in nats; the perplexity is its exponential.
+
+    Args:
+        logits: (n, positions, vocabulary).
+        tokens: (n, positions) token ids; position i predicts token i + 1.
+        is_token: (n, positions - 1), False for padding.
+    """
+    values = logits[:, :-1].astype(np.float64)
+    values -= values.max(-1, keepdims=True)
+    next_logits = np.take_along_axis(values, tokens[:, 1:, None].astype(np.int64), -1)[..., 0]
+    losses = np.log(np.exp(values).sum(-1)) - next_logits
+    return float(losses[is_token].mean()) if is_token.any() else 0.0
 
 
 def _edit_distance(a: Array, b: Array) -> int:
@@ -201,4 +250,5 @@ TASKS: Mapping[str, TaskMetric] = {
     "regression": TaskMetric("R2", score_regression),
     "embedding": TaskMetric("cosine", score_embedding),
     "text": TaskMetric("token agreement", score_text),
+    "language": TaskMetric("perplexity ratio", score_language, takes_inputs=True),
 }

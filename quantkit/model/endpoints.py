@@ -5,6 +5,7 @@ names them. In any other graph they are the first input that takes images and th
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from quantkit.errors import UsageError
@@ -80,6 +81,16 @@ def choose_image_input(graph: Graph, card: "ModelCard | None") -> Graph:
         UsageError: no input takes images, or an output depends on a second input.
     """
     return _require_one_input(graph.with_endpoints([_image_input(graph, card)], None))
+
+
+def choose_endpoints(graph: Graph, card: "ModelCard | None", cards: "Sequence[ModelCard]") -> Graph:
+    """Return the graph with one image input and all outputs, else one output; else with its own inputs and outputs."""
+    if card is None:
+        with suppress(UsageError):
+            return choose_image_input(graph, card)
+    with suppress(UsageError):
+        return choose_image_endpoints(graph, card, cards)
+    return graph
 
 
 def _require_one_input(graph: Graph) -> Graph:

@@ -23,12 +23,14 @@ SCALARS: dict[str, Callable[[Any], bool]] = {
 }
 MODEL = ("--input_layer=Mul", "--output_layer=softmax")
 SIZES = ("--input_width=16", "--input_height=16", "--input_mean=128", "--input_std=128")
+EVALUATE = ("evaluate", "digits@reference", "--reference", "d.pb@reference", "--data", HELD_OUT, "--limit", "3")
 # Commands by the title of their section; each may use the files of the earlier ones.
 COMMANDS = [
     ("transform", ("transform", "digits", "-o", "d.pb", "--recipe", "inference", "--verify", "--runtime", "reference")),
     ("transform", ("transform_graph", "--in_graph=d.pb", "--out_graph=e.pb", "--transforms=strip_unused_nodes")),
     ("quantize", ("quantize", "digits", "-o", "d.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "0")),
-    ("evaluate", ("evaluate", "digits@reference", "--reference", "d.pb@reference", "--data", HELD_OUT, "--limit", "3")),
+    ("evaluate", EVALUATE),
+    ("evaluate", (*EVALUATE, "--task", "embedding")),
     ("run", ("run", "digits@reference", "--data", HELD_OUT, "--limit", "3", "-o", "results")),
     ("compare", ("compare", "digits", "d.pb", "--data", HELD_OUT, "--limit", "2", "--runtime", "reference")),
     ("compare", ("compare", "digits", "d.pb", "--structure")),

@@ -26,6 +26,10 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: qk.evaluate("digits", HELDOUT, "digits", runtime="reference", reference_runtime="reference", limit=12),
         ["evaluate", "digits@reference", "--data", HELDOUT, "--reference", "digits@reference", "--limit", "12"],
     ),
+    "evaluate a task": (
+        lambda: qk.evaluate("digits", HELDOUT, "digits", runtime="reference", limit=3, task="text"),
+        ["evaluate", "digits@reference", "--data", HELDOUT, "--reference", "digits", "--limit", "3", "--task", "text"],
+    ),
     "compare on images": (
         lambda: qk.compare("digits", "digits", ASSETS, runtimes=("reference", "reference"), limit=2),
         ["compare", "digits@reference", "digits@reference", "--data", str(ASSETS), "--limit", "2"],

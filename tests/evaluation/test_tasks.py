@@ -7,21 +7,59 @@ import numpy as np
 import pytest
 
 import quantkit as qk
-from quantkit.errors import UsageError
+from quantkit.errors import CheckError, UsageError
+from quantkit.evaluation.output_sqnr import OutputSqnrCounter
 from quantkit.evaluation.tasks import TASKS, find_task
+from quantkit.ir.graph import Graph, Node, constant
+from quantkit.ir.tensor import DType, Shape
 
 BOXES = np.float32([[[0, 0, 2, 2], [4, 4, 6, 6], [8, 8, 9, 9]]])
 SCORES = np.float32([[[0.9, 0.1], [0.8, 0.2], [0.1, 0.7]]])
 MAPS = np.random.default_rng(0).normal(0, 1, (2, 3, 8, 8)).astype(np.float32)
 
 
-def score(task: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> float:
+def score(
+    task: str, expected: Mapping[str, Any], actual: Mapping[str, Any], inputs: Mapping[str, Any] | None = None
+) -> float:
     metric = find_task(task)
     assert metric is not None
-    return metric.score(expected, actual)
+    return metric.compute(expected, actual, inputs or {})
 
 
-@pytest.mark.parametrize("task", sorted(set(TASKS) - {"detection"}))
+def two_outputs(noise: float) -> Graph:
+    """Return a product whose result and negative result are outputs; noise changes the weights."""
+    random = np.random.default_rng(2)
+    weights = random.normal(0, 1, (6, 4)) + noise * random.normal(0, 1, (6, 4))
+    types = {"T": DType.FLOAT}
+    nodes = (
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 6))}),
+        constant("w", weights.astype(np.float32)),
+        Node("y", "MatMul", ("x", "w"), attrs=types),
+        Node("z", "Neg", ("y",), attrs=types),
+    )
+    return Graph.of(nodes, ["x"], ["y", "z"])
+
+
+def language_model(noise: float) -> Graph:
+    """Return a table with the logits of the next token; noise changes the table."""
+    random = np.random.default_rng(3)
+    table = random.normal(0, 2, (10, 10)) + noise * random.normal(0, 2, (10, 10))
+    types = {"Tparams": DType.FLOAT, "Tindices": DType.INT32, "Taxis": DType.INT32}
+    nodes = (
+        Node("ids", "Placeholder", attrs={"dtype": DType.INT32, "shape": Shape((None, 7))}),
+        constant("table", table.astype(np.float32)),
+        constant("axis", np.int32(0)),
+        Node("logits", "GatherV2", ("table", "ids", "axis"), attrs=types),
+    )
+    return Graph.of(nodes, ["ids"], ["logits"])
+
+
+RUNTIMES = {"runtime": "reference", "reference_runtime": "reference"}
+ROWS = np.random.default_rng(4).normal(0, 1, (11, 6)).astype(np.float32)
+TOKENS = np.random.default_rng(5).integers(0, 10, (5, 7)).astype(np.int32)
+
+
+@pytest.mark.parametrize("task", sorted(set(TASKS) - {"detection", "language"}))
 def test_equal_outputs_have_score_1_and_other_outputs_less(task: str) -> None:
     assert score(task, {"y": MAPS}, {"y": MAPS}) == pytest.approx(1)
     other = np.random.default_rng(1).normal(0, 1, MAPS.shape).astype(np.float32)
@@ -42,6 +80,7 @@ def test_regression_is_the_worst_coefficient_of_determination() -> None:
     expected = {"a": np.float32([1, 2, 3]), "b": np.float32([0, 4])}
     assert score("regression", expected, {"a": np.float32([1, 2, 4]), "b": np.float32([0, 4])}) == pytest.approx(0.5)
     assert score("regression", expected, {"a": np.float32([9, 9, 9]), "b": np.float32([0, 4])}) == 0
+    assert score("regression", {"a": np.float32([[2]])}, {"a": np.float32([[1]])}) == 0.75
 
 
 @pytest.mark.parametrize(
@@ -65,6 +104,69 @@ def test_detection_is_the_mean_average_precision() -> None:
     assert score("detection", reference, {"boxes": moved, "scores": SCORES}) == pytest.approx((0.25 + 1) / 2)
     with pytest.raises(UsageError, match="not boxes"):
         score("detection", {"y": MAPS}, {"y": MAPS})
+
+
+def test_language_is_the_ratio_of_the_perplexities_of_the_next_tokens() -> None:
+    ids, mask = np.int64([[0, 1, 1, 0]]), np.int64([[1, 1, 1, 0]])
+    half, rest = np.log(np.float64([[0.5, 0.5]])), np.log(np.float64([[0.75, 0.25]]))
+    expected, actual = ({"y": np.repeat(row[None], 4, 1).astype(np.float32)} for row in (half, rest))
+    # The tokens 1, 1, 0 have the probability 1/2 each, then 1/4, 1/4, 3/4.
+    assert score("language", expected, actual, {"ids": ids}) == pytest.approx((3 / 64) ** (1 / 3) / 0.5)
+    assert score("language", expected, actual, {"attention_mask": mask, "ids": ids}) == pytest.approx(0.5)
+    assert score("language", actual, expected, {"ids": ids}) == 1
+    assert score("language", expected, {"y": actual["y"] * np.nan}, {"ids": ids}) == 0
+    with pytest.raises(UsageError, match="token ids"):
+        score("language", expected, actual, {"ids": ids[:, :2]})
+
+
+@pytest.mark.parametrize("task", ["regression", "embedding", "text"])
+def test_evaluate_measures_the_metric_of_the_task_of_all_outputs(task: str) -> None:
+    result = qk.evaluate(two_outputs(0.2), ROWS, two_outputs(0), task=task, batch=4, **RUNTIMES)
+    assert result.outputs is not None
+    assert result.outputs.metric == TASKS[task].name
+    assert set(result.outputs.sqnr) == {"y", "z"}
+    assert 0.3 < result.outputs.score < 1
+    assert result.metrics.samples == 11
+    assert f"{result.outputs.score:.4f} of the reference model" in str(result)
+    assert result.to_json()["outputs"]["task"] == {"metric": TASKS[task].name, "score": result.outputs.score}
+    result.check(min_agreement=result.outputs.score)
+    with pytest.raises(CheckError, match=f"{TASKS[task].name} is 0"):
+        result.check(min_agreement=1)
+
+
+def test_evaluate_measures_the_perplexity_of_a_language_model() -> None:
+    result = qk.evaluate(language_model(0.1), {"ids": TOKENS}, language_model(0), task="language", **RUNTIMES)
+    equal = qk.evaluate(language_model(0), {"ids": TOKENS}, language_model(0), task="language", **RUNTIMES)
+    assert result.outputs is not None
+    assert equal.outputs is not None
+    assert equal.outputs.score == 1
+    assert 0.5 < result.outputs.score <= 1
+
+
+def test_evaluate_with_a_task_requires_a_fitting_reference() -> None:
+    with pytest.raises(UsageError, match="measured with a reference model"):
+        qk.evaluate(two_outputs(0), ROWS, task="embedding")
+    with pytest.raises(UsageError, match="one process"):
+        qk.evaluate(two_outputs(0), ROWS, two_outputs(0), task=TASKS["text"].score, workers=2)
+    one_output = two_outputs(0).with_endpoints(["x"], ["y"])
+    with pytest.raises(UsageError, match="the reference model"):
+        qk.evaluate(two_outputs(0), ROWS, one_output, task="embedding", **RUNTIMES)
+
+
+def test_counts_of_parts_add_up() -> None:
+    metric = find_task("embedding")
+    counters = [OutputSqnrCounter(metric) for _ in range(3)]
+    other = np.random.default_rng(1).normal(0, 1, MAPS.shape).astype(np.float32)
+    ids = np.arange(2)
+    for row, counter in enumerate(counters[:2]):
+        rows = slice(row, row + 1)
+        for each in (counter, counters[2]):
+            each.add({"y": MAPS[rows], "i": ids[rows]}, {"y": other[rows], "i": ids[:1]}, {"x": MAPS[rows] + 0.01})
+    counters[0].merge(counters[1])
+    merged, whole = counters[0].result.to_json(), counters[2].result.to_json()
+    assert merged == whole
+    assert merged["equal"] == {"i": 0.5}
+    assert merged["reconstruction"]
 
 
 def test_unknown_task_is_a_usage_error() -> None:
@@ -97,3 +199,16 @@ def test_max_drop_limits_the_metric_of_a_function() -> None:
     assert result.report.fallback.loss.drop == pytest.approx(1 - sqnr.score)
     assert result.to_json()["sqnr"]["task"] == {"metric": "nearest", "score": sqnr.score}
     assert "nearest" in str(result)
+
+
+@pytest.mark.engine
+def test_fine_tuning_is_judged_in_the_metric_of_the_task() -> None:
+    for module in ("onnxruntime", "tensorflow"):
+        pytest.importorskip(module, reason=f"pip install {module}")
+    scheme = {"target": "onnx", "weights": "qint8 symmetric reduce_range"}
+    result = qk.quantize(two_outputs(0), ROWS, scheme=scheme, task="regression", finetune=2, runs=0)
+    sqnr = result.report.accuracy.sqnr
+    assert sqnr is not None
+    assert sqnr.metric == "R2"
+    assert sqnr.score > 0.9
+    assert result.report.fine_tuning is not None

@@ -16,7 +16,7 @@ from quantkit.evaluation.classification_metrics import (
     Proportion,
     act_as_class_scores,
 )
-from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
+from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter, rows_of
 from quantkit.evaluation.tasks import TaskMetric
 from quantkit.ir.tensor import Array
 from quantkit.quantization.fallback import Loss
@@ -60,7 +60,7 @@ class FloatReference:
 
     def record(self, samples: LabeledFeeds, feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
         """Cache the last run if it fits; return whether it does."""
-        rows = _rows_of(outputs, samples.batch, len(samples.classes))
+        rows = rows_of(outputs, samples.batch, len(samples.classes))
         cached = [feeds] if are_vectors(rows) else [feeds, rows]
         size = sum(array.nbytes for arrays in cached for array in arrays.values())
         if self.num_bytes + size > CACHE_BYTES:
@@ -81,7 +81,7 @@ class FloatReference:
         position = 0
         for feeds in samples:
             outputs = session.run(feeds)
-            rows = _rows_of(outputs, samples.batch, len(samples.classes))
+            rows = rows_of(outputs, samples.batch, len(samples.classes))
             if self.uncached is None and not self.record(samples, feeds, outputs):
                 if not are_vectors(rows):
                     return
@@ -169,11 +169,11 @@ class FloatReference:
             outputs = session.run(feeds)
             # Outputs have the same order, and usually the same names.
             renamed = {name: outputs.get(name, array) for name, array in zip(expected, outputs.values(), strict=True)}
-            rows = _rows_of(renamed, self.rows, len(classes))
+            rows = rows_of(renamed, self.rows, len(classes))
             if self.has_class_scores:
                 counter.add(_flatten(rows), classes, _flatten(expected))
             else:
-                sqnr.add(expected, rows, _rows_of(feeds, self.rows, len(classes)))
+                sqnr.add(expected, rows, rows_of(feeds, self.rows, len(classes)))
         return counter.metrics if self.has_class_scores else sqnr.result
 
     def loss(self, comparison: ClassificationMetrics | OutputSqnr) -> Loss:
@@ -196,24 +196,6 @@ def are_vectors(outputs: Mapping[str, Array]) -> bool:
         return False
     (values,) = outputs.values()
     return bool(1 < values.shape[-1] == values[0].size)
-
-
-def _rows_of(outputs: Mapping[str, Array], num_rows: int, count: int) -> Feeds:
-    """Return one row per sample.
-
-    Args:
-        outputs: outputs of one run.
-        num_rows: number of rows in the feeds.
-        count: number of samples among these rows; the others pad the batch.
-    """
-    return {name: _sample_rows(values, num_rows, count) for name, values in outputs.items()}
-
-
-def _sample_rows(values: Array, num_rows: int, count: int) -> Array:
-    """Return one row per sample; an output without a batch axis is repeated."""
-    if values.ndim == 0 or len(values) != num_rows:
-        return np.repeat(values.reshape(1, -1), count, 0)
-    return values.reshape(num_rows, *(values.shape[1:] or (1,)))[:count]
 
 
 def _flatten(outputs: Feeds) -> Array:

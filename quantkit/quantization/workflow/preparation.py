@@ -1,7 +1,6 @@
 """Prepare the float graph: choose inputs and outputs, and apply the rewrites that are exact in float."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.model import Model, as_model
-from quantkit.model.endpoints import choose_image_endpoints, choose_image_input
+from quantkit.model.endpoints import choose_endpoints
 from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
@@ -30,7 +29,7 @@ from quantkit.runtimes import runtimes
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.registry import REGISTRY, names_for
-from quantkit.zoo.cards import ModelCard, list_cards
+from quantkit.zoo.cards import list_cards
 
 # Dimensions of a batch of images.
 IMAGE_RANK = 4
@@ -111,7 +110,7 @@ def _read_recipe(recipe: str) -> Recipe:
 def _recognize(model: Model, graph: Graph, options: Options) -> tuple[Model, Graph]:
     """Return the model with the card that its graph matches, and the graph with the inputs that data must fill."""
     if not options.inputs and not options.outputs:
-        graph = _restrict(graph, model.card)
+        graph = choose_endpoints(graph, model.card, list_cards())
     return _find_card(model, graph), graph
 
 
@@ -121,16 +120,6 @@ def _find_card(model: Model, graph: Graph) -> Model:
         return model
     source, result = _tensor_infos(graph, graph.inputs[0], graph.outputs[0])
     return replace(model, card=find_origin(source, result, list_cards()))
-
-
-def _restrict(graph: Graph, card: ModelCard | None) -> Graph:
-    """Return the graph with one image input and all outputs, else one output; else with its own inputs and outputs."""
-    if card is None:
-        with suppress(UsageError):
-            return choose_image_input(graph, card)
-    with suppress(UsageError):
-        return choose_image_endpoints(graph, card, list_cards())
-    return graph
 
 
 def _fix_sizes(model: Model, graph: Graph, options: Options, data: Dataset | None) -> Graph:

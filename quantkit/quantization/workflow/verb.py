@@ -139,8 +139,8 @@ def quantize(
         max_drop: keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have
             labels, else of the agreement with the float model, or of the metric of ``task``.
         task: metric of the outputs with the float model as reference: ``segmentation``, ``detection``, ``regression``,
-            ``embedding``, ``text``, or a function of the float model's outputs and the int8 model's, (n, ...) by name,
-            that returns 1 for equal outputs (default: agreement for class scores, else SQNR).
+            ``embedding``, ``text``, ``language``, or a function of the float model's outputs and the int8 model's,
+            (n, ...) by name, that returns 1 for equal outputs (default: agreement for class scores, else SQNR).
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
         time_budget: seconds for the search of these layers, or a text such as ``2m``.
         output: write the quantized model to this file or SavedModel folder as soon as it is checked. The state of
