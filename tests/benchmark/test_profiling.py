@@ -215,6 +215,12 @@ def test_layer_is_bound_by_the_resource_it_uses_most(operations: int, num_bytes:
     assert peaks.bound(LayerWork(80, 80), 1.0, INT8) == "memory"
 
 
+def test_a_layer_whose_time_is_0_has_no_rates() -> None:
+    work = LayerWork(10, 20)
+    assert work.to_json(0.0) == {"operations": 10, "num_bytes": 20}
+    assert work.to_json(0.5)["bytes_per_second"] == 40
+
+
 def test_copy_rate_is_that_of_the_fastest_round() -> None:
     clock = scripted_clock([9.0, 2.0, *([4.0] * (COPIES - 2))])
     assert copy_rate(2, MACHINE, clock) == 2 * 2 * (32 << 20) / 2.0

@@ -44,9 +44,11 @@ class LayerWork:
         return cls(2 * sum(layers.macs[name] for name in members), width * sum(size or 0 for size in sizes))
 
     def to_json(self, seconds: float) -> dict[str, Any]:
-        """Return the work and its rates as JSON values."""
+        """Return the work as JSON values, with its rates if the runtime's clock resolves the time."""
+        if seconds <= 0:
+            return asdict(self)
         rates = {"operations_per_second": self.operations / seconds, "bytes_per_second": self.num_bytes / seconds}
-        return asdict(self) | (rates if seconds > 0 else {})
+        return asdict(self) | rates
 
 
 @dataclass(frozen=True)
