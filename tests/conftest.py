@@ -19,6 +19,8 @@ settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "inception_v3"
+# Files whose tests run many commands.
+SLOW_FILES = {"test_documentation.py", "test_guides.py", "test_finetuning.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return a process per core for the whole suite, and none for selected files: the start takes seconds."""
     return min(os.cpu_count() or 1, 4) if config.args == config.getini("testpaths") else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the files that take minutes first: at the end, other processes would wait for them."""
+    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
 
 
 @pytest.fixture
