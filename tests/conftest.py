@@ -37,7 +37,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the files that take minutes first: at the end, other processes would wait for them."""
+    """Start the files that take minutes first: at the end, only one process would be busy."""
     items.sort(key=lambda item: item.path.name not in SLOW_FILES)
 
 

@@ -75,13 +75,10 @@ def describe_rates(rates: Mapping[str, float]) -> str:
     """Return the rates of `InputTimes.rates` in one line.
 
     >>> describe_rates(InputTimes(cpu_seconds=4.0, waiting_seconds=1.0).rates(100, 10.0))
-    '10.0 samples per second (about 7.7 without overlap), the runtime is idle 10 % of the time'
+    '10.0 samples/s (about 7.7 without overlap), runtime idle 10 %'
     """
     rate, serial_rate, fraction = rates.values()
-    return (
-        f"{rate:.1f} samples per second (about {serial_rate:.1f} without overlap), "
-        f"the runtime is idle {100 * fraction:.0f} % of the time"
-    )
+    return f"{rate:.1f} samples/s (about {serial_rate:.1f} without overlap), runtime idle {100 * fraction:.0f} %"
 
 
 class _Rejection(NamedTuple):

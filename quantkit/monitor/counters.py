@@ -74,8 +74,8 @@ class HardwareCounters:
 def parse_counters(text: str) -> HardwareCounters:
     r"""Return the counts of the output of ``perf stat -x,``.
 
-    >>> parse_counters("100,,cycles:u,1,100.00,,\n<not supported>,,instructions:u,0,100.00,,").counts
-    {'cycles': 100.0}
+    >>> parse_counters("100,,cycles:u,1,100.00,,\n200,,instructions:u,1,100.00,,").counts
+    {'cycles': 100.0, 'instructions': 200.0}
     """
     counts = {}
     for line in text.splitlines():

@@ -73,6 +73,13 @@ def quantize(source: Path, output: Path, *flags: str) -> list[str]:
     return ["quantize", str(source), "-o", str(output), "--target", target, *data, *flags]
 
 
+def write_scheme(folder: Path, target: str) -> Path:
+    """Write the default scheme of a target: stated options exclude no layers automatically."""
+    path = folder / "scheme.toml"
+    path.write_text(f'target = "{target}"\n')
+    return path
+
+
 def compare(source: Path, output: Path) -> list[str]:
     flags = ["--data", str(HELDOUT), "--limit", "4", "--input-mean", "128", "--input-std", "128"]
     return ["compare", str(source), str(output), *flags]
@@ -86,6 +93,12 @@ def test_outlier_channel_is_found_and_accuracy_restored(
     save(edit_layers(digits, {FIRST: enlarge_channel, f"{FIRST}+": enlarge_channel, SECOND: reduce_channel}), source)
     code, report, _ = run(quantize(source, output), capsys)
     assert code == 0
+    assert report["quality"]["agreement"]["value"] > 0.9, "the layers that lose channels are float"
+    assert {row["name"] for row in report["float_fallbacks"]} & {"conv/Conv2D", "conv_1/Conv2D"}
+    # A stated scheme is kept.
+    scheme = f"--scheme={write_scheme(tmp_path, 'onnx')}"
+    code, report, _ = run(quantize(source, output, scheme), capsys)
+    assert code == 0
     assert report["quality"]["agreement"]["value"] < 0.5
     (warning,) = report["calibration"]["warnings"]
     assert warning.startswith(f"{FIRST}: channel 2 reaches")
@@ -95,7 +108,7 @@ def test_outlier_channel_is_found_and_accuracy_restored(
     layers = {row["name"]: row for row in comparison["layers"]}
     assert layers[FIRST]["noisy_channels"] >= 12
     # Held-out labels: top-1 must be that of the float model.
-    code, report, log = run(quantize(source, output, "--max-drop", "0.01"), capsys)
+    code, report, log = run(quantize(source, output, scheme, "--max-drop", "0.01"), capsys)
     assert code == 0, log
     assert "--max-drop limits top-1 accuracy" in log
     fallback = report["fallback"]
@@ -127,7 +140,8 @@ def test_host_check_reports_calibration_warnings(
 def test_float_fallbacks_in_bfloat16(digits: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, output = tmp_path / "float.pb", tmp_path / "q.pb"
     save(edit_layers(digits, {FIRST: enlarge_channel, f"{FIRST}+": enlarge_channel, SECOND: reduce_channel}), source)
-    code, report, log = run(quantize(source, output, "--max-drop", "0.01", "--fallback", "bfloat16"), capsys)
+    scheme = f"--scheme={write_scheme(tmp_path, 'tensorflow')}"
+    code, report, log = run(quantize(source, output, scheme, "--max-drop", "0.01", "--fallback", "bfloat16"), capsys)
     assert code == 0, log
     assert report["fallback"]["precision"] == "bfloat16"
     fallback = load(output)[report["fallback"]["keep_float"][0]]

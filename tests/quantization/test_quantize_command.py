@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from quantkit.errors import GraphError
-from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.formats import load
 from quantkit.ir.tensor import DType
 from quantkit.quantization import Plan, Ranges, Scheme
-from quantkit.quantization.report import AccuracyReport
+from quantkit.quantization.fallback import Loss
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.zoo.cards import find_card
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -288,13 +289,10 @@ def test_the_accuracy_search_keeps_layers_in_float(
     search = import_module("quantkit.quantization.workflow.accuracy_search")
     layer = "conv/Conv2D"
 
-    def measure(file: Path, *rest: Any) -> AccuracyReport:
-        graph = load(file)
-        (first,) = [node for node in graph.nodes.values() if node.op == "Conv" and node.name.split("/")[0] == "conv"]
-        is_float = graph[first.inputs[1].node].op != "DequantizeLinear"
-        return AccuracyReport(ClassificationMetrics(10, None, None, Proportion(10 if is_float else 4, 10), 0.1))
+    def measure(conversion: Conversion, reference: FloatReference) -> Loss:
+        return Loss(0.0 if layer in conversion.fallback_layers else 0.6, 0.1)
 
-    monkeypatch.setattr(search, "measure_accuracy", measure)
+    monkeypatch.setattr(search, "measure_loss", measure)
     output = tmp_path / "d.onnx"
     flags = ["-o", str(output), "--calibration", str(images), "--runs", "0", "--max-drop", "0.05"]
     plan = tmp_path / "plan.json"
@@ -380,15 +378,15 @@ def test_an_interrupted_search_resumes(
     tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search = import_module("quantkit.quantization.workflow.accuracy_search")
-    measured: list[Path] = []
+    measured: list[Conversion] = []
 
-    def measure(file: Path, *rest: Any) -> AccuracyReport:
+    def measure(conversion: Conversion, reference: FloatReference) -> Loss:
         if len(measured) == 2:
             raise KeyboardInterrupt
-        measured.append(file)
-        return AccuracyReport(ClassificationMetrics(10, None, None, Proportion(4, 10), 0.1))
+        measured.append(conversion)
+        return Loss(0.6, 0.1)
 
-    monkeypatch.setattr(search, "measure_accuracy", measure)
+    monkeypatch.setattr(search, "measure_loss", measure)
     flags = ["quantize", "digits", "-o", str(tmp_path / "d.pb"), "--target", "eightbit", "--runtime", "reference"]
     flags += ["--calibration", str(images), "--runs", "0", "--max-drop", "0.05"]
     assert main(flags) == 130

@@ -7,29 +7,11 @@ from typing import Any
 
 import pytest
 from inline_clusters import InlineCluster
+from squares import Squares
 
-from quantkit.errors import InputError, QuantkitError, UnavailableError, UsageError
-from quantkit.workers import ClusterOptions, ServiceSpec, Task, WorkerResources, WorkerUsage, open_cluster, run_tasks
+from quantkit.errors import QuantkitError, UnavailableError, UsageError
+from quantkit.workers import ClusterOptions, ServiceSpec, Task, WorkerUsage, open_cluster, run_tasks
 from quantkit.workers.local import LocalCluster, divide_resources
-
-
-class Squares:
-    """Service with the square of each number; negative numbers fail in every worker, 13 fails in one."""
-
-    def __init__(self, name: str, placement: WorkerResources) -> None:
-        if name == "broken":
-            raise UsageError("the service is broken")
-        self.facts = {"name": name, "threads": placement.threads, "pid": os.getpid()}
-
-    def run(self, task: int) -> int:
-        if task < 0:
-            raise InputError(f"{task} is negative")
-        if task == 13:
-            raise RuntimeError("no luck")
-        return task * task
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class Collector:
