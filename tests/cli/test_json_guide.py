@@ -59,7 +59,7 @@ RUNTIME_COMMANDS = [
     ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "3")),
     ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
     ("doctor", ("doctor",)),
-    ("profile", ("benchmark", "d.pb@onnxruntime", "--profile")),
+    ("profile", ("benchmark", "d.pb@onnxruntime", "--profile", "--runs", "3")),
     ("data profile", ("data", "profile", "pipeline.py:numbers", "--seconds", "0.1")),
     ("data optimize", ("data", "optimize", "pipeline.py:numbers", "--time-budget", "0.2")),
     ("benchmark_model", ("benchmark_model", "--graph=d.pb", *MODEL, "--input_layer_shape=1,16,16,1", "--num_runs=1")),

@@ -49,7 +49,8 @@ COMMANDS = {
         "",
     ),
     "quantize and measure": (
-        "quantize digits -o OUT/a.onnx --calibration ASSETS/digits_heldout.npz --limit 20 --runtime onnxruntime",
+        "quantize digits -o OUT/a.onnx --calibration ASSETS/digits_heldout.npz --limit 9 --runs 3 "
+        "--runtime onnxruntime",
         "onnxruntime",
     ),
     "classify": ("classify ASSETS/digit_3.png --model digits --runtime reference", ""),
