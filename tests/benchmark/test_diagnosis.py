@@ -70,6 +70,7 @@ def test_text_has_builds_telemetry_and_targets() -> None:
     assert "quota         1.5 CPUs" in text
 
 
+@pytest.mark.engine
 def test_targets_without_a_working_runtime_have_a_problem() -> None:
     states = {state.name: state for state in diagnose_targets(["tensorflow"])}
     assert (states["tensorflow"].runtimes, states["tensorflow"].problem) == (("tensorflow",), "")

@@ -46,7 +46,6 @@ COMMANDS = [
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
     ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),
     ("data verify", ("data", "verify", "shards")),
-    ("monitor", ("monitor", "--pid", str(os.getpid()), "--duration", "0.3", "--interval", "0.1")),
     ("models", ("models", "list")),
     ("models", ("models", "show", "inception_v3")),
     ("models", ("models", "path", "digits")),
@@ -56,6 +55,7 @@ COMMANDS = [
     ("transforms", ("transforms", "check", "remove_nodes")),
 ]
 RUNTIME_COMMANDS = [
+    ("monitor", ("monitor", "--pid", str(os.getpid()), "--duration", "0.3", "--interval", "0.1")),
     ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "3")),
     ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
     ("doctor", ("doctor",)),

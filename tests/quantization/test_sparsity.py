@@ -1,6 +1,7 @@
 """Zeros of pruned weights stay zeros in int8, and in the transforms before it."""
 
 import numpy as np
+import pytest
 
 import quantkit as qk
 from quantkit.ir.graph import Edge, Graph, constant
@@ -53,6 +54,7 @@ def test_onnx_models_keep_exactly_the_zeros() -> None:
     assert count_zeros(quantized) == count_zeros(pruned) == [30, 216]
 
 
+@pytest.mark.engine
 def test_tensorflow_models_keep_exactly_the_zeros() -> None:
     quantized = qk.quantize(network(), IMAGES, runs=0, scheme={"target": "tensorflow"}).model.graph
     values = [node.value for node in quantized.nodes.values() if node.is_constant]
