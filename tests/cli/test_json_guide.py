@@ -55,7 +55,6 @@ COMMANDS = [
     ("transforms", ("transforms", "check", "remove_nodes")),
 ]
 RUNTIME_COMMANDS = [
-    ("monitor", ("monitor", "--pid", str(os.getpid()), "--duration", "0.3", "--interval", "0.1")),
     ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "3")),
     ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
     ("doctor", ("doctor",)),
@@ -135,6 +134,12 @@ def test_each_key_is_documented(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     check_commands(COMMANDS, capsys)
+
+
+def test_each_key_of_monitor_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("psutil", reason="pip install psutil")
+    arguments = ("monitor", "--pid", str(os.getpid()), "--duration", "0.3", "--interval", "0.1")
+    check_commands([("monitor", arguments)], capsys)
 
 
 @pytest.mark.engine
