@@ -4,7 +4,7 @@ import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quantkit.arguments import parse_duration
 from quantkit.errors import UsageError
@@ -165,6 +165,19 @@ def add_classifier_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--output-layer", default="", help="name of the class scores (default: from the model card)")
     add_size(parser)
     add_normalization(parser)
+
+
+def classifier_options(args: Namespace) -> dict[str, Any]:
+    """Return the options that `add_classifier_flags` adds; a size of 0 counts as absent, as in label_image."""
+    return {
+        "labels": args.labels,
+        "input_layer": args.input_layer,
+        "output_layer": args.output_layer,
+        "input_height": args.input_height or None,
+        "input_width": args.input_width or None,
+        "input_mean": args.input_mean,
+        "input_std": args.input_std,
+    }
 
 
 def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool = False) -> None:

@@ -15,6 +15,7 @@ from ._arguments import (
     add_model_flags,
     add_precision,
     add_threads,
+    classifier_options,
     parse_positive,
     session_options,
 )
@@ -81,14 +82,8 @@ def classify_and_print(args: Namespace) -> Classification:
             model,
             top=args.top,
             runtime=args.runtime,
-            labels=args.labels,
             options=session_options(args),
-            input_height=args.input_height or None,
-            input_width=args.input_width or None,
-            input_mean=args.input_mean,
-            input_std=args.input_std,
-            input_layer=args.input_layer,
-            output_layer=args.output_layer,
+            **classifier_options(args),
             on_image=lambda result: None if args.json else print_image(page, result),
             on_message=lambda message: log(args, message),
         )
