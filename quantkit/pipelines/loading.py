@@ -6,6 +6,7 @@ from typing import Any
 
 from quantkit.arguments import expand_user, require_text
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean, one_line
+from quantkit.transforms.plugins import UncachedLoader
 
 
 def run_function(reference: str) -> Any:
@@ -25,7 +26,8 @@ def run_function(reference: str) -> Any:
     path = expand_user(text).resolve()
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"{text} is not a Python file", hint="write FILE.py:FUNCTION")
-    spec = spec_from_file_location(f"quantkit_pipeline_{path.stem}", path)
+    module_name = f"quantkit_pipeline_{path.stem}"
+    spec = spec_from_file_location(module_name, path, loader=UncachedLoader(module_name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

@@ -6,8 +6,10 @@ registers them, or one of its transforms. No other code is imported: models and 
 
 import sys
 from collections.abc import Iterable
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING
 
 from quantkit.arguments import expand_user
@@ -19,6 +21,20 @@ if TYPE_CHECKING:
 
 GROUP = "quantkit.transforms"
 USAGE = "put @quantkit.rewriting.transform above a function (graph, *, option=default) that returns a graph"
+
+
+class UncachedLoader(SourceFileLoader):
+    """Loader of a Python file of the user, without bytecode.
+
+    Bytecode would be written next to the file, and would be taken for that of a later version with the same size and
+    the same second of its last change.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the source of the file."""
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
 
 
 def find_transform(name: str, names: Iterable[str] | None = None) -> Transform:
@@ -55,9 +71,12 @@ def load_file(path: Path) -> tuple[Transform, ...]:
     file = expand_user(path).resolve()
     if not file.is_file():
         raise RecipeError(f"plugin {path} does not exist", hint="name a Python file: --plugin my_transforms.py")
-    spec = spec_from_file_location(f"{PLUGIN}{file}", file)
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise RecipeError(f"plugin {path} is not a Python file", hint="the file name must end in .py")
+    name = f"{PLUGIN}{file}"
+    spec = spec_from_file_location(name, file, loader=UncachedLoader(name, str(file)))
+    assert spec is not None
+    assert spec.loader is not None
     module = module_from_spec(spec)
     before = dict(REGISTRY)
     sys.modules[module.__name__] = module

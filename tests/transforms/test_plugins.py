@@ -1,6 +1,7 @@
 """Transforms from files and from write_plugin distributions."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -54,6 +55,18 @@ def _restore_registry() -> Iterator[None]:
     for name in set(sys.modules) - modules:
         if "plugin" in name:
             del sys.modules[name]
+
+
+def test_a_file_that_changes_within_a_second_runs_anew_and_leaves_no_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "mine.py"
+    for name in ("drop_devices", "omit_devices"):
+        file.write_text(GOOD.replace("drop_devices", name))
+        os.utime(file, (0, 0))
+        assert [transform.name for transform in load_file(file)] == [name]
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.fixture
