@@ -22,6 +22,9 @@ SHARED = Path(__file__).parent.parent.parent / "shared" / "inception_v3"
 # Files whose tests run many commands.
 SLOW_FILES = {"test_documentation.py", "test_guides.py", "test_finetuning.py"}
 
+# Scripts without doctests, some of which need a runtime.
+collect_ignore_glob = ["bench/measure_*.py"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -57,7 +57,7 @@ def _restore_registry() -> Iterator[None]:
             del sys.modules[name]
 
 
-def test_a_file_that_changes_within_a_second_runs_anew_and_leaves_no_bytecode(
+def test_a_file_that_changes_within_a_second_is_reloaded_and_leaves_no_bytecode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
