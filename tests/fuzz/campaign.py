@@ -14,7 +14,6 @@ from threading import Thread
 from .formats import FORMATS
 from .worker import MAX_SECONDS
 
-ROOT = Path(__file__).parents[2]
 Job = tuple[str, int]
 # A process runs this number of mutants, such that a leak does not count as the memory of one mutant.
 CHUNK = 400
@@ -96,7 +95,7 @@ def _next_line(lines: "Queue[str | None]") -> str | None:
 @contextmanager
 def _worker(seed: int, folder: Path) -> Iterator[tuple["subprocess.Popen[str]", "Queue[str | None]"]]:
     command = [sys.executable, "-m", "tests.fuzz.worker", str(seed), str(folder)]
-    process = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     lines: Queue[str | None] = Queue()
 
     def read(stream: Iterable[str]) -> None:

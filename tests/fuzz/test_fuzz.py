@@ -18,9 +18,17 @@ MAX_SECONDS = 60
 MAX_BYTES = 8 << 30
 
 
+@pytest.fixture(autouse=True)
+def _import_tests_alone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder with the tests only: the source folder has the package without its command line."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "tests").symlink_to(ROOT / "tests")
+    monkeypatch.chdir(folder)
+
+
 def formats() -> list[str]:
     code = "from tests.fuzz.formats import FORMATS; print(*FORMATS)"
-    text = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, check=True, capture_output=True).stdout
+    text = subprocess.run([sys.executable, "-c", code], text=True, check=True, capture_output=True).stdout
     names = text.split()
     return [name for name in names if name not in SLOW_FORMATS]
 
@@ -29,7 +37,7 @@ def test_commands_on_mutated_files_keep_the_contract() -> None:
     names = formats()
     assert len(names) > 15
     command = [sys.executable, "-m", "tests.fuzz", "--mutants", str(MUTANTS), "--formats", ",".join(names)]
-    run = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    run = subprocess.run(command, text=True, capture_output=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
     assert f"{MUTANTS} mutants of seed 0: exit codes {{" in run.stdout
     assert ", 0 violations" in run.stdout
@@ -44,7 +52,7 @@ def test_a_command_in_its_own_process_keeps_the_contract(job: str, tmp_path: Pat
         ".split(':'); print(*command_line(name, int(index), 5, Path(sys.argv[2])), sep='\\0')"
     )
     process = subprocess.run(
-        [sys.executable, "-c", code, job, str(tmp_path)], cwd=ROOT, text=True, check=True, capture_output=True
+        [sys.executable, "-c", code, job, str(tmp_path)], text=True, check=True, capture_output=True
     )
     run = subprocess.run(
         [sys.executable, "-m", "quantkit", *process.stdout.rstrip("\n").split("\0")],
@@ -68,5 +76,5 @@ def test_equal_seeds_give_equal_mutants() -> None:
         "print(*(hashlib.sha256(make_mutant(name, 3, 9)[0]).hexdigest() for name in ('pb', 'npz', 'recipe')))"
     )
     command = [sys.executable, "-c", code]
-    outputs = {subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout for _ in range(2)}
+    outputs = {subprocess.run(command, check=True, capture_output=True).stdout for _ in range(2)}
     assert len(outputs) == 1
