@@ -1,13 +1,16 @@
 """Compare int8 models of quantkit with those of ONNX Runtime's quantizer and of NNCF on trained ONNX networks.
 
-    python tests/bench/onnx_networks.py BUILD [NETWORK ...] [--rounds 20] [--nncf PYTHON] [--save FILE]
+    python tests/bench/onnx_networks.py BUILD [NETWORK ...] [--tools TOOL ...] [--nncf PYTHON] [--save FILE]
+    python tests/bench/onnx_networks.py BUILD [NETWORK ...] --speed [--rounds 20] [--save FILE]
 
-Quantizes each network of `support/onnx_networks.py` with all tools on the same calibration samples, and prints the
-number of nodes, the int8 fraction of the MACs in each runtime, the metric of the task on other samples, the SQNR of the
-outputs, and the speed-up in each runtime. ONNX Runtime's quantizer gets its documented settings for processors with
-VNNI: opset 13 or later, pre-processing, QDQ, u8 activations, s8 weights per channel; for transformers and recurrent
-networks its dynamic quantization, too. PYTHON is the interpreter of an environment with NNCF. The speed-up is the
-median of the ratios of alternating runs to the float model in the same runtime.
+The first form quantizes each network of `support/onnx_networks.py` with all tools on the same calibration samples, and
+measures the number of nodes, the int8 fraction of the MACs in each runtime, the metric of the task on other samples,
+and the SQNR of the outputs: figures that do not depend on the load of the machine. The second form measures the
+speed-ups of the models in BUILD: the median of the ratios of alternating runs to the float model in the same runtime.
+
+ONNX Runtime's quantizer gets its documented settings for processors with VNNI: opset 13 or later, pre-processing, QDQ,
+u8 activations, s8 weights per channel; for transformers and recurrent networks its dynamic quantization, too. PYTHON is
+the interpreter of an environment with NNCF.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -38,6 +42,7 @@ from quantkit.quantization.census import executed_int8_fractions  # noqa: E402
 from quantkit.runtimes import find_runtime  # noqa: E402
 
 RUNTIMES = ("onnxruntime", "openvino")
+TOOLS = ("quantkit", "quantize_static", "quantize_dynamic", "nncf")
 TRANSFORMERS = frozenset({"kwt1", "stories260k", "vittrack"})
 RECURRENT = frozenset({"dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15", "silero_vad_op18"})
 SOURCE_OPS = ("Constant", "Placeholder", "Absent")
@@ -113,7 +118,6 @@ def open_openvino(path: Path) -> Run:
 
 
 OPENERS: Mapping[str, Callable[[Path], Run]] = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
-Quantize = Callable[[OnnxNetwork, list[Feeds], Path], None]
 
 
 def sqnr(expected: list[Mapping[str, Array]], actual: list[Mapping[str, Array]]) -> float:
@@ -127,8 +131,119 @@ def sqnr(expected: list[Mapping[str, Array]], actual: list[Mapping[str, Array]])
     return round(float(min(min(values), 99)), 1)
 
 
+def quality(network: OnnxNetwork, path: Path, samples: list[Feeds]) -> dict[str, Any]:
+    """Return the figures of one int8 model that do not depend on the load of the machine."""
+    last_samples = samples[-8:]
+    row: dict[str, Any] = {}
+    for name in runtimes_of(path):
+        try:
+            reference, run = OPENERS[name](network.path), OPENERS[name](path)
+            expected, actual = ([each(feeds) for feeds in last_samples] for each in (reference, run))
+            row[name] = {"metric": round(network.measure(run), 4), "sqnr": sqnr(expected, actual)}
+        except Exception as error:
+            row[name] = {"error": str(error).splitlines()[0][:200]}
+    if path.suffix == ".onnx":
+        graph = formats.load(path)
+        shapes = {name: array.shape for name, array in samples[0].items()}
+        fractions = executed_int8_fractions(graph, RUNTIMES, shapes)
+        row["nodes"] = count_nodes(path)
+        row["executed"] = {name: round(value, 4) for name, value in fractions.items()}
+    return row
+
+
+def runtimes_of(path: Path) -> tuple[str, ...]:
+    """Return the runtimes that read a file."""
+    return RUNTIMES if path.suffix == ".onnx" else ("openvino",)
+
+
+def count_nodes(path: Path) -> int:
+    """Return the number of nodes that compute."""
+    return sum(node.op not in SOURCE_OPS for node in formats.load(path).nodes.values())
+
+
+def quantize_with_quantkit(network: OnnxNetwork, samples: list[Feeds], output: Path) -> dict[str, Any]:
+    """Quantize with quantkit; return the facts of its report."""
+    # A scheme would also state the observer, which is chosen by fidelity by default.
+    scheme = Scheme.for_target("onnx", keep_float=network.keep_float) if network.keep_float else None
+    result = qk.quantize(network.path, samples, scheme=scheme, runs=0, limit=len(samples), output=output)
+    census = result.report.census
+    return {
+        "layers": census.num_patterns,
+        "int8_fraction": round(census.int8_fraction, 4),
+        "keep_float": list(result.plan.scheme.keep_float),
+        "observer": result.plan.scheme.observer,
+    }
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Quantizer of this comparison.
+
+    Attributes:
+        suffix: end of the names of its files.
+        quantize: writes the int8 model, and may return facts about it.
+        is_dynamic: True for ranges that the model computes, for transformers and recurrent networks.
+    """
+
+    suffix: str
+    quantize: Callable[[OnnxNetwork, list[Feeds], Path], dict[str, Any] | None]
+    is_dynamic: bool = False
+
+    def suits(self, network: OnnxNetwork) -> bool:
+        return not self.is_dynamic or network.name in TRANSFORMERS | RECURRENT
+
+
+def find_tools(nncf: str | None) -> dict[str, Tool]:
+    """Return the tools by name.
+
+    Args:
+        nncf: interpreter of an environment with NNCF; None if the comparison has only its saved figures and files.
+    """
+    return {
+        "quantkit": Tool(".onnx", quantize_with_quantkit),
+        "quantize_static": Tool(".onnx", quantize_static),
+        "quantize_dynamic": Tool(".onnx", quantize_dynamic, is_dynamic=True),
+        **({"nncf": Tool(".xml", partial(quantize_with_nncf, nncf))} if nncf else {}),
+    }
+
+
+def measure(network: OnnxNetwork, build: Path, tools: Mapping[str, Tool], row: dict[str, Any]) -> None:
+    """Quantize a network, and update its row of the table with the quality of each tool's model."""
+    reference = open_onnxruntime(network.path)
+    samples = network.calibration(reference)
+    row.update(
+        metric=network.metric,
+        samples=len(samples),
+        nodes=count_nodes(network.path),
+        float=round(network.measure(reference), 4),
+    )
+    for name, tool in tools.items():
+        if tool.suits(network):
+            path = build / f"{network.name}.{name}{tool.suffix}"
+            try:
+                start = perf_counter()
+                facts = tool.quantize(network, samples, path) or {}
+                seconds = round(perf_counter() - start, 1)
+                row[name] = {"seconds": seconds, **facts, **quality(network, path, samples)}
+            except Exception as error:
+                row[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
+
+
+def measure_speed(network: OnnxNetwork, build: Path, rounds: int, row: dict[str, Any]) -> None:
+    """Update the row of a network with the speed-ups of the int8 models in a folder."""
+    feeds = network.calibration(open_onnxruntime(network.path))[-1]
+    for name in TOOLS:
+        for path in build.glob(f"{network.name}.{name}.*"):
+            if path.suffix not in (".onnx", ".xml") or name not in row:
+                continue
+            for runtime in runtimes_of(path):
+                if "metric" in row[name].get(runtime, {}):
+                    reference, run = OPENERS[runtime](network.path), OPENERS[runtime](path)
+                    row[name][runtime]["speed_up"] = speed_up(reference, run, feeds, rounds)
+
+
 def speed_up(before: Run, after: Run, feeds: Feeds, rounds: int) -> float:
-    """Return the median ratio of the times of alternating runs."""
+    """Return the median ratio of the times of alternating runs, without the first two."""
     ratios = []
     for number in range(rounds + 2):
         times = []
@@ -141,105 +256,42 @@ def speed_up(before: Run, after: Run, feeds: Feeds, rounds: int) -> float:
     return round(statistics.median(ratios), 2)
 
 
-def evaluate(network: OnnxNetwork, path: Path, samples: list[Feeds], rounds: int) -> dict[str, Any]:
-    """Return the figures of one int8 model."""
-    last_samples = samples[-8:]
-    row: dict[str, Any] = {}
-    for name in RUNTIMES:
-        if path.suffix != ".onnx" and name == "onnxruntime":
-            continue
-        try:
-            open_file = OPENERS[name]
-            reference, run = open_file(network.path), open_file(path)
-            expected, actual = ([each(feeds) for feeds in last_samples] for each in (reference, run))
-            row[name] = {
-                "metric": round(network.measure(run), 4),
-                "sqnr": sqnr(expected, actual),
-                "speed_up": speed_up(reference, run, last_samples[0], rounds),
-            }
-        except Exception as error:
-            row[name] = {"error": str(error).splitlines()[0][:200]}
-    if path.suffix == ".onnx":
-        graph = formats.load(path)
-        shapes = {name: array.shape for name, array in samples[0].items()}
-        fractions = executed_int8_fractions(graph, RUNTIMES, shapes)
-        row["nodes"] = count_nodes(path)
-        row["executed"] = {name: round(value, 4) for name, value in fractions.items()}
-    return row
+def describe(name: str, row: Mapping[str, Any]) -> str:
+    """Return the lines of a network in the table."""
+    lines = [f"{name}: float {row.get('float')} ({row.get('metric')})"]
+    for tool in TOOLS:
+        if tool in row:
+            cells = [f"{runtime} {_describe_cell(row[tool][runtime])}" for runtime in RUNTIMES if runtime in row[tool]]
+            lines.append(f"  {tool:<17}{'  '.join(cells) or row[tool]['error']}")
+    return "\n".join(lines)
 
 
-def count_nodes(path: Path) -> int:
-    """Return the number of nodes that compute."""
-    return sum(node.op not in SOURCE_OPS for node in formats.load(path).nodes.values())
-
-
-def measure(
-    network: OnnxNetwork, build: Path, rounds: int, peers: Mapping[str, tuple[str, Quantize]]
-) -> dict[str, Any]:
-    """Return the figures of one network.
-
-    Args:
-        network: trained network.
-        build: folder of the int8 models.
-        rounds: number of alternating runs for each speed-up.
-        peers: suffix and function of each other tool, by name.
-    """
-    reference = open_onnxruntime(network.path)
-    samples = network.calibration(reference)
-    row: dict[str, Any] = {
-        "metric": network.metric,
-        "samples": len(samples),
-        "nodes": count_nodes(network.path),
-        "float": round(network.measure(reference), 4),
-    }
-    ours = build / f"{network.name}.int8.onnx"
-    # A scheme would also state the observer, which is chosen by fidelity by default.
-    scheme = Scheme.for_target("onnx", keep_float=network.keep_float) if network.keep_float else None
-    start = perf_counter()
-    result = qk.quantize(network.path, samples, scheme=scheme, runs=0, limit=len(samples), output=ours)
-    census = result.report.census
-    row["seconds"] = round(perf_counter() - start, 1)
-    row["layers"] = {
-        "int8": census.num_patterns,
-        "int8_fraction": round(census.int8_fraction, 4),
-        "keep_float": list(result.plan.scheme.keep_float),
-    }
-    row["quantkit"] = evaluate(network, ours, samples, rounds)
-    for name, (suffix, quantize) in peers.items():
-        if name == "quantize_dynamic" and network.name not in TRANSFORMERS | RECURRENT:
-            continue
-        path = build / f"{network.name}.{name}{suffix}"
-        try:
-            quantize(network, samples, path)
-            row[name] = evaluate(network, path, samples, rounds)
-        except Exception as error:
-            row[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
-    return row
+def _describe_cell(cell: Mapping[str, Any]) -> str:
+    return cell.get("error") or f"{cell['metric']} {cell['sqnr']} dB {cell.get('speed_up', '-')} x"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path, help="folder of the int8 models")
     parser.add_argument("networks", nargs="*", help="names of networks (default: all)")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="tools that quantize (default: all)")
+    parser.add_argument("--speed", action="store_true", help="measure only the speed-ups of the models in BUILD")
     parser.add_argument("--rounds", type=int, default=20, help="alternating runs for the speed-up (default: 20)")
-    parser.add_argument("--without-peer", action="store_true", help="quantize with quantkit only")
     parser.add_argument("--nncf", metavar="PYTHON", help="interpreter of an environment with NNCF")
-    parser.add_argument("--save", type=Path, help="JSON file for the figures and the machine")
+    parser.add_argument("--save", type=Path, help="JSON file with the figures, which is updated")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     arguments.build.mkdir(parents=True, exist_ok=True)
-    peers: dict[str, tuple[str, Quantize]] = {}
-    if not arguments.without_peer:
-        peers = {"quantize_static": (".onnx", quantize_static), "quantize_dynamic": (".onnx", quantize_dynamic)}
-    if arguments.nncf:
-        peers["nncf"] = (".xml", partial(quantize_with_nncf, arguments.nncf))
-    rows: dict[str, Any] = {}
+    tools = {name: tool for name, tool in find_tools(arguments.nncf).items() if name in arguments.tools}
+    is_update = arguments.save is not None and arguments.save.exists()
+    rows: dict[str, Any] = json.loads(arguments.save.read_text())["networks"] if is_update else {}
     for name in arguments.networks or NETWORKS:
-        try:
-            rows[name] = measure(NETWORKS[name], arguments.build, arguments.rounds, peers)
-        except Exception as error:
-            rows[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
-        print(name, json.dumps(rows[name]), flush=True)
+        row = rows.setdefault(name, {})
+        if arguments.speed:
+            measure_speed(NETWORKS[name], arguments.build, arguments.rounds, row)
+        else:
+            measure(NETWORKS[name], arguments.build, tools, row)
+        print(describe(name, row), flush=True)
         if arguments.save is not None:
             document = {"machine": this_machine().to_json(), "networks": rows}
             arguments.save.write_text(json.dumps(document, indent=1) + "\n")
