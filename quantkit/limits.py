@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from quantkit.arguments import public, require_positive, without_none
+from quantkit.errors import GraphError
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,22 @@ def limits(*, max_nodes: int | None = None, max_constant_bytes: int | None = Non
         yield
     finally:
         _LIMITS.reset(token)
+
+
+def check_size(subject: str, num_bytes: int, max_bytes: int | None = None) -> None:
+    """Check that a tensor is not larger than a limit, before its memory is allocated.
+
+    Args:
+        subject: beginning of the error message, for example ``node 'fill' (Fill) computes``.
+        num_bytes: size of the tensor in bytes.
+        max_bytes: the limit in bytes (default: ``max_constant_bytes`` of the limits in effect).
+
+    Raises:
+        GraphError: the tensor is larger.
+    """
+    limit = current_limits().max_constant_bytes if max_bytes is None else max_bytes
+    if num_bytes > limit:
+        raise GraphError(
+            f"{subject} {num_bytes:,} bytes; the limit is {limit:,}",
+            hint="raise the limit with --max-constant-bytes if such a tensor is intended",
+        )

@@ -1,6 +1,7 @@
 """Limits of nodes after inlining and of computed bytes: small files that would hang or fill the memory."""
 
 import tracemalloc
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from function_graphs import argument, call
 
 import quantkit as qk
+from quantkit.benchmark import feeds
 from quantkit.errors import GraphError, UsageError
+from quantkit.evaluation.random_inputs import random_feeds
 from quantkit.formats import graphdef, save
 from quantkit.formats.files import save_saved_model
 from quantkit.ir.functions import Function, Library
@@ -21,7 +24,9 @@ from quantkit.ops.kernels import KERNELS, evaluate, output_bytes
 from quantkit.ops.onnx import kernels as onnx_kernels
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
+from quantkit.recipes.verify import seeded_feeds
 from quantkit.runtimes import open_session
+from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 
 main = next(entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit").load()
@@ -163,6 +168,20 @@ def test_a_huge_output_of_an_onnx_node_is_rejected(op: str, attrs: dict[str, Any
         onnx_kernels.evaluate(Node("n", op, attrs=attrs), arrays)
     assert tracemalloc.get_traced_memory()[1] < 1 << 22
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "make_inputs",
+    [
+        seeded_feeds,
+        lambda inputs: next(random_feeds(inputs, inputs, 1, 0)),
+        feeds.seeded_feeds,
+    ],
+)
+def test_a_huge_input_has_no_random_values(make_inputs: Callable[[Any], object]) -> None:
+    inputs = (TensorInfo("x", DType.FLOAT, Shape((1, HUGE))),)
+    with pytest.raises(GraphError, match=r"input 'x' of shape 1x[\d]+ have [\d,]+ bytes; the limit is 2,147,483,648"):
+        make_inputs(inputs)
 
 
 @pytest.mark.parametrize(("op", "attr", "inputs"), [("Split", "num_split", ["axis", "x"]), ("Unpack", "num", ["x"])])

@@ -1,11 +1,13 @@
 """Seeded random arrays of the types and shapes of a model's inputs."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.limits import check_size
 from quantkit.runtimes.session import TensorInfo
 
 
@@ -86,6 +88,7 @@ def _values(info: TensorInfo, dims: tuple[int, ...], random: "np.random.Generato
             f"input {info.name!r} takes {info.dtype.value}, and random data is numeric",
             hint="give data (--data DATA), or select the tensor after the decoder, for example --inputs Mul",
         )
+    check_size(f"random values of input {info.name!r} of shape {info.shape} have", 8 * prod(dims))
     kind = info.dtype.numpy
     if info.dtype in (DType.UINT8, DType.QUINT8):
         return random.integers(0, 256, dims, np.uint8)

@@ -1,11 +1,13 @@
 """Seeded random inputs for the comparison of two versions of a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import numpy as np
 
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.limits import check_size
 from quantkit.runtimes.session import TensorInfo
 
 # Sizes of the patches of a random image, and the contrast of each size.
@@ -58,6 +60,7 @@ def _random_array(random: np.random.Generator, info: TensorInfo, partner: Tensor
             hint="pass --data, or select an input of known size",
         )
     shape = tuple(size or 1 for size in dims[1:])
+    check_size(f"random values of input {info.name!r} of shape {info.shape} have", 8 * prod(shape))
     is_image = len(shape) == 3 and bool({1, 3} & {shape[0], shape[2]})
     if DType.UINT8 in (info.dtype, partner.dtype):
         if is_image:

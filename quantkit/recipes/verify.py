@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from quantkit.data.pipeline import rank_of
 from quantkit.errors import CheckError, GraphError, QuantkitError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
+from quantkit.limits import check_size
 from quantkit.model import Model
 from quantkit.recipes.outputs import MIN_COSINE, TOLERANCE, compare
 from quantkit.runtimes import AUTO, REFERENCE, find_runtime, observing_runtime, open_session
@@ -276,6 +278,7 @@ def seeded_feeds(
 
     Raises:
         UsageError: an input takes strings, or its rank is unknown.
+        GraphError: the values of an input are larger than the limit of computed tensors.
     """
     random = np.random.default_rng(seed)
     result: dict[str, Array] = {}
@@ -290,6 +293,7 @@ def seeded_feeds(
                 hint="give arrays (--data FILE.npz), or choose other --inputs, for example after a decoder",
             )
         shape = tuple(unknown_size if size is None else size for size in info.shape.dims)
+        check_size(f"random values of input {info.name!r} of shape {info.shape} have", 8 * prod(shape))
         result[info.name] = _random(random, info.dtype, shape, (bounds or {}).get(info.name))
     return result
 

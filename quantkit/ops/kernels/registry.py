@@ -11,7 +11,7 @@ import numpy as np
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.limits import current_limits
+from quantkit.limits import check_size
 from quantkit.ops.kernels.output_sizes import OutputSize, sum_of_inputs
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
@@ -92,12 +92,7 @@ def evaluate(node: Node, inputs: Sequence[Array], max_bytes: int | None = None) 
             f"node {node.name!r}: the NumPy runtime has no kernel for {node.op}",
             hint="run the graph in TensorFlow: --runtime tensorflow, or --evaluate-with tensorflow when folding",
         )
-    limit = current_limits().max_constant_bytes if max_bytes is None else max_bytes
-    if (num_bytes := output_bytes(node, inputs)) > limit:
-        raise GraphError(
-            f"node {node.name!r} ({node.op}) computes {num_bytes:,} bytes; the limit is {limit:,}",
-            hint="raise the limit with --max-constant-bytes if such a tensor is intended",
-        )
+    check_size(f"node {node.name!r} ({node.op}) computes", output_bytes(node, inputs), max_bytes)
     return function(node, inputs)
 
 

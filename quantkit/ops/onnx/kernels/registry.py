@@ -13,7 +13,7 @@ import numpy as np
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, Shape
-from quantkit.limits import current_limits
+from quantkit.limits import check_size
 
 # Opset that applies if the caller gives no opset.
 LATEST_OPSET = 25
@@ -148,9 +148,4 @@ def _check_size(call: Call) -> None:
     if output_size is None:
         return
     width = max(array.itemsize for array in call.inputs if array is not None)
-    num_bytes, limit = output_size(call) * width, current_limits().max_constant_bytes
-    if num_bytes > limit:
-        raise GraphError(
-            f"node {call.node.name!r} ({call.node.op}) computes {num_bytes:,} bytes; the limit is {limit:,}",
-            hint="raise the limit with --max-constant-bytes if such a tensor is intended",
-        )
+    check_size(f"node {call.node.name!r} ({call.node.op}) computes", output_size(call) * width)
