@@ -140,6 +140,30 @@ class Simulator:
                 continue
             return float(loss), [np.asarray(gradient) for gradient in gradients]
 
+    def compute(self, values: Sequence[Any], feeds: Sequence[Any]) -> list[Any]:
+        """Return the output tensors of the simulation, inside of a ``tf.function``.
+
+        Args:
+            values: tensor of each variable.
+            feeds: tensor of each input, in the order of the graph's inputs.
+        """
+        tf, graph = self.tf, self.simulation.graph
+        scales = self._scales(self.variables.split(values)[2])
+        mapped = dict(zip(map(_tensor_name, graph.inputs), feeds, strict=True))
+        mapped.update(self._constant_tensors(values, scales))
+        for edge in self.simulation.edges:
+            for suffix, steps in zip(("low", "high"), edge.step_limits, strict=True):
+                mapped[f"{limit_name(edge, suffix)}:0"] = scales[edge.owner] * np.float32(steps)
+        message = graph_def(graph)
+        for node in message.node:
+            if node.op in self.frozen_ops:
+                node.attr[GRADIENT_ATTRIBUTE].s = NO_GRADIENT
+        names = [_tensor_name(edge) for edge in graph.outputs]
+        results: list[Any] = tf.graph_util.import_graph_def(
+            message, input_map=mapped, return_elements=names, name="simulation"
+        )
+        return results
+
     @property
     def frozen_layers(self) -> tuple[str, ...]:
         """Layers whose weights no gradient reaches."""
@@ -171,7 +195,7 @@ class Simulator:
 
     @cached_property
     def _outputs(self) -> Any:
-        return self.tf.function(lambda values, feeds: self._compute(values, feeds), autograph=False)
+        return self.tf.function(lambda values, feeds: self.compute(values, feeds), autograph=False)
 
     @cached_property
     def _float_outputs(self) -> Any:
@@ -195,7 +219,7 @@ class Simulator:
 
         def compute(values: list[Any], feeds: list[Any], expected: list[Any], classes: Any) -> tuple[Any, list[Any]]:
             variables = [tf.identity(value) for value in values]
-            loss = self.objective.loss(tf, self._compute(variables, feeds), expected, classes)
+            loss = self.objective.loss(tf, self.compute(variables, feeds), expected, classes)
             gradients = tf.gradients(loss, variables)
             self.unreached = frozenset(index for index, gradient in enumerate(gradients) if gradient is None)
             return loss, [
@@ -204,25 +228,6 @@ class Simulator:
             ]
 
         return tf.function(compute, autograph=False)
-
-    def _compute(self, values: Sequence[Any], feeds: Sequence[Any]) -> list[Any]:
-        """Return the output tensors of the imported simulation."""
-        tf, graph = self.tf, self.simulation.graph
-        scales = self._scales(self.variables.split(values)[2])
-        mapped = dict(zip(map(_tensor_name, graph.inputs), feeds, strict=True))
-        mapped.update(self._constant_tensors(values, scales))
-        for edge in self.simulation.edges:
-            for suffix, steps in zip(("low", "high"), edge.step_limits, strict=True):
-                mapped[f"{limit_name(edge, suffix)}:0"] = scales[edge.owner] * np.float32(steps)
-        message = graph_def(graph)
-        for node in message.node:
-            if node.op in self.frozen_ops:
-                node.attr[GRADIENT_ATTRIBUTE].s = NO_GRADIENT
-        names = [_tensor_name(edge) for edge in graph.outputs]
-        results: list[Any] = tf.graph_util.import_graph_def(
-            message, input_map=mapped, return_elements=names, name="simulation"
-        )
-        return results
 
     def _scales(self, logarithms: Sequence[Any]) -> dict[Edge, Any]:
         """Return the scale of each owner of a range."""

@@ -1,5 +1,6 @@
 """``finetune``: train weights and ranges after the calibration; the result is never worse than the calibrated model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import prod
@@ -33,7 +34,7 @@ from quantkit.quantization.finetuning.simulator import (
     Simulator,
 )
 from quantkit.quantization.finetuning.training import BATCH, Budget, Training, TrainingResult
-from quantkit.quantization.finetuning.variables import Variables
+from quantkit.quantization.finetuning.variables import Floats, Variables
 from quantkit.quantization.observation import tensor_name
 from quantkit.quantization.ranges import graph_digest
 from quantkit.quantization.workflow.accuracy import measure_loss, open_conversion
@@ -92,7 +93,7 @@ def fine_tune(
             report = FineTuning(budget, seconds=monotonic() - start, reason=error.message)
             options.on_message(f"{report.reason}; the calibrated model is kept")
             return conversion, report
-        tuned = _apply(problem, trained)
+        tuned = apply_values(problem.conversion, problem.simulation, trained.simulator.variables, trained.values)
         reason = _find_objection(conversion, tuned, trained, reference, options)
         fidelity = None if reason else _measure_fidelity(problem, trained, tuned)
     report = FineTuning(
@@ -117,11 +118,10 @@ def _prepare(
     options: Options,
     folder: Path,
 ) -> _TuningProblem:
-    plan, ranges = conversion.plan, conversion.ranges.merge_groups(conversion.plan.groups)
-    graph = correct_biases(conversion.graph, plan, ranges) if plan.scheme.bias_correction else conversion.graph
-    corrected = replace(conversion, graph=graph, ranges=replace(ranges, means={}), float_graph=conversion.graph)
+    corrected = correct(conversion)
+    graph = corrected.graph
     store = _collect(model, conversion.graph, data, options, folder)
-    simulation = _keep_float_outputs(simulate(graph, plan, ranges), store)
+    simulation = _keep_float_outputs(simulate(graph, corrected.plan, corrected.ranges), store)
     variables = Variables.of(simulation)
     simulator = Simulator(simulation, variables, _choose_objective(reference, store))
     micro_batch = _choose_micro_batch(graph, simulator, store)
@@ -131,6 +131,13 @@ def _prepare(
         f"{sum(store.counts)} samples (up to {megabytes:.0f} MB of memory, and TensorFlow)"
     )
     return _TuningProblem(corrected, simulation, simulator, store, micro_batch)
+
+
+def correct(conversion: Conversion) -> Conversion:
+    """Return a calibrated model with corrected biases and without means, the start of a training."""
+    plan, ranges = conversion.plan, conversion.ranges.merge_groups(conversion.plan.groups)
+    graph = correct_biases(conversion.graph, plan, ranges) if plan.scheme.bias_correction else conversion.graph
+    return replace(conversion, graph=graph, ranges=replace(ranges, means={}), float_graph=conversion.graph)
 
 
 def _collect(model: Model, graph: Graph, data: Dataset, options: Options, folder: Path) -> SampleStore:
@@ -248,16 +255,24 @@ def _tune_layers(training: Training, problem: _TuningProblem, options: Options) 
     return tune_layers(training, simulation, biases, options.on_progress)
 
 
-def _apply(problem: _TuningProblem, trained: TrainingResult) -> Conversion:
-    """Return the calibrated model with trained constants and ranges."""
-    conversion, variables = problem.conversion, trained.simulator.variables
-    tensors = dict(variables.tensors(trained.values))
+def apply_values(
+    conversion: Conversion, simulation: Simulation, variables: Variables, values: Sequence[Floats]
+) -> Conversion:
+    """Return a calibrated model with trained constants and ranges.
+
+    Args:
+        conversion: calibrated model of the simulation, after `correct`.
+        simulation: its simulation.
+        variables: variables of the simulation.
+        values: trained value of each variable.
+    """
+    tensors = dict(variables.tensors(values))
     graph = conversion.graph.with_nodes(
         node.with_attrs(value=tensors[name]) if name in tensors else node
         for name, node in conversion.graph.nodes.items()
     )
     ranges = conversion.ranges
-    tuned = scale_ranges(conversion.plan, problem.simulation.edges, variables.tuned_scales(trained.values))
+    tuned = scale_ranges(conversion.plan, simulation.edges, variables.tuned_scales(values))
     provenance = replace(ranges.provenance, graph=graph_digest(graph))
     return replace(
         conversion,

@@ -28,7 +28,7 @@ from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.tasks import Score, find_task
 from quantkit.formats import name_written_files, saved_model
 from quantkit.formats.temporary import temporary_folder
-from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
+from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.quantization.census import FLOAT, census, executed_int8_fractions
 from quantkit.quantization.fallback import Fallback
@@ -36,19 +36,17 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import QuantizationReport
 from quantkit.quantization.scheme import Scheme
-from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.accuracy import try_measure_accuracy
 from quantkit.quantization.workflow.accuracy_search import search_fallbacks
-from quantkit.quantization.workflow.calibration_run import compute_ranges, compute_reference, find_datasets
+from quantkit.quantization.workflow.calibrated_model import calibrate_model
+from quantkit.quantization.workflow.calibration_run import compute_reference, find_datasets
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.doubts import find_doubts
 from quantkit.quantization.workflow.fine_tuning import fine_tune
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.quantization.workflow.latency import measure_latency
-from quantkit.quantization.workflow.lossy_layers import exclude_lossy_layers
 from quantkit.quantization.workflow.next_steps import Commands, recommend
-from quantkit.quantization.workflow.observer_choice import choose_observer
 from quantkit.quantization.workflow.options import (
     CALIBRATION_LIMIT,
     TIME_BUDGET,
@@ -56,8 +54,7 @@ from quantkit.quantization.workflow.options import (
     PathLike,
     check_options,
 )
-from quantkit.quantization.workflow.planning import check_plan, choose_plan, choose_scheme, save_plan
-from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
+from quantkit.quantization.workflow.planning import choose_scheme, save_plan
 from quantkit.quantization.workflow.result import QuantizationResult
 from quantkit.runtimes import AUTO, find_runtime
 
@@ -233,24 +230,8 @@ def _run(source: Any, options: Options) -> QuantizationResult:
     scheme = choose_scheme(options)
     check_options(source, options, scheme)
     data, held_out = find_datasets(options)
-    model = load_float_model(source, options)
-    options.on_progress(Progress("preparing the graph", 0))
-    model, graph = prepare_float_graph(model, options, scheme, data or held_out)
-    if model.has_random_weights:
-        options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
-    plan = choose_plan(options, graph, scheme)
-    find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
-    for warning in find_target(plan.scheme.target).warnings(graph, plan):
-        options.on_message(f"warning: {warning}")
-    if data is not None or held_out is not None:
-        check_plan(graph, plan)
-    ranges, reference = compute_ranges(model, graph, plan, data, options)
-    conversion = exclude_lossy_layers(Conversion(graph, plan, ranges, options.fallback), reference, options)
-    conversion = choose_observer(conversion, reference, options)
-    if conversion.plan is not plan:
-        save_plan(options, graph, conversion.plan)
-        if options.save_ranges is not None:
-            conversion.ranges.save(options.save_ranges)
+    model, conversion, reference = calibrate_model(source, scheme, data, held_out, options)
+    graph, ranges = conversion.graph, conversion.ranges
     if held_out is not None:
         held_out_reference = compute_reference(model, graph, held_out, options, ranges.provenance.preprocessing)
         # A stream may have no samples after those of the calibration.

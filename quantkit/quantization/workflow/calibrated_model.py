@@ -1,0 +1,53 @@
+"""First half of a quantization: from a model and data to a plan and ranges."""
+
+from typing import Any
+
+from quantkit.data import Dataset
+from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
+from quantkit.progress import Progress
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import find_target
+from quantkit.quantization.workflow.calibration_run import compute_ranges
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.lossy_layers import exclude_lossy_layers
+from quantkit.quantization.workflow.observer_choice import choose_observer
+from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
+from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
+
+
+def calibrate_model(
+    source: Any, scheme: Scheme, data: Dataset | None, held_out: Dataset | None, options: Options
+) -> tuple[Model, Conversion, FloatReference]:
+    """Return the float model, its calibrated conversion, and the float outputs of the calibration runs.
+
+    Args:
+        source: the model, as `quantize` accepts it.
+        scheme: scheme that the options select.
+        data: calibration dataset; None with ranges of the caller, or with weights only.
+        held_out: held-out dataset; None if it is not given.
+        options: options of the caller.
+
+    Raises:
+        UsageError, InputError, UnavailableError: see `quantize`.
+    """
+    model = load_float_model(source, options)
+    options.on_progress(Progress("preparing the graph", 0))
+    model, graph = prepare_float_graph(model, options, scheme, data or held_out)
+    if model.has_random_weights:
+        options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
+    plan = choose_plan(options, graph, scheme)
+    find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
+    for warning in find_target(plan.scheme.target).warnings(graph, plan):
+        options.on_message(f"warning: {warning}")
+    if data is not None or held_out is not None:
+        check_plan(graph, plan)
+    ranges, reference = compute_ranges(model, graph, plan, data, options)
+    conversion = exclude_lossy_layers(Conversion(graph, plan, ranges, options.fallback), reference, options)
+    conversion = choose_observer(conversion, reference, options)
+    if conversion.plan is not plan:
+        save_plan(options, graph, conversion.plan)
+        if options.save_ranges is not None:
+            conversion.ranges.save(options.save_ranges)
+    return model, conversion, reference
