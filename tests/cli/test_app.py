@@ -392,7 +392,10 @@ def test_signal_leaves_no_temporary_files(number: signal.Signals, graph_file: Pa
     (folder / "tmp").mkdir()
     arguments = ["transform", "graph.pb", "-o", "out.pb", "--transforms", "wait", "--plugin", "mine.py"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "quantkit", *arguments], cwd=folder, env={**os.environ, "TMPDIR": str(folder / "tmp")}
+        [sys.executable, "-m", "quantkit", *arguments],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder / "tmp")},
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup ignores SIGHUP, and children inherit this
     )
     try:
         deadline = time.monotonic() + 60
