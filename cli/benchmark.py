@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, Profile, benchmark, profile_layers
 from quantkit.benchmark.report_page import save_page
-from quantkit.benchmark.workflow import CandidateOptions
+from quantkit.benchmark.sampling.selection import CandidateOptions
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats import check_distinct, check_target
 

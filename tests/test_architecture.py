@@ -35,6 +35,11 @@ LAYERS = [
     {"quantkit.compat"},
     {"quantkit.cli"},
 ]
+# Parts of `quantkit.benchmark`, from the bottom to the top; see its README.
+BENCHMARK_PARTS = (
+    *("host", "statistics", "results", "sampling", "profiling", "regression", "verdict", "report_page"),
+    *("workflow", "sweep", "diagnosis"),
+)
 # Packages that only some files may import.
 HARD_BORDERS = {
     "google": ("quantkit/formats/",),
@@ -116,6 +121,16 @@ def test_imports_point_downward(path: Path) -> None:
         there = layer(imported)
         if there is not None and package(imported) != package(module):
             assert there < here, f"{module} imports {imported}, which is not below it"
+
+
+def test_imports_within_benchmark_point_downward() -> None:
+    for path in (ROOT / "quantkit" / "benchmark").rglob("*.py"):
+        part = module_name(path).split(".")[2:3]
+        for imported in imports_of(path):
+            other = imported.removeprefix("quantkit.benchmark.").split(".")[0]
+            if part and other in BENCHMARK_PARTS and imported.startswith("quantkit.benchmark."):
+                positions = [BENCHMARK_PARTS.index(name) for name in (other, *part)]
+                assert positions == sorted(positions), f"{module_name(path)} imports {imported}"
 
 
 def test_transform_registry_does_not_import_transforms_or_plugins() -> None:

@@ -189,7 +189,7 @@ def test_tables_are_the_committed_measurements(page: Path) -> None:
 def test_rewrite_table_has_one_column_per_runtime() -> None:
     from documentation_tables import rewrite_table
 
-    from quantkit.benchmark.machine import this_machine
+    from quantkit.benchmark.host.machine import this_machine
 
     speed = {"ratio": 1.25, "low": 1.2, "high": 1.3}
     row = {"model": "m", "rewrite": "fold_pads", "version": "1.0", "difference": 2e-8, "speed_up": speed}

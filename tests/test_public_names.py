@@ -41,7 +41,7 @@ def test_star_import_adds_only_public_names() -> None:
 
 
 def test_function_keeps_its_name_when_a_package_of_that_name_is_imported() -> None:
-    script = "import quantkit as qk, quantkit.benchmark.report\nprint(callable(qk.benchmark), callable(qk.benchmark))"
+    script = "import quantkit as qk, quantkit.benchmark.host\nprint(callable(qk.benchmark), callable(qk.benchmark))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "True True\n"
 

@@ -2,8 +2,8 @@
 
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.profiling.verb import profile_layers
-from quantkit.benchmark.report import Benchmark, NotMeasuredError
-from quantkit.benchmark.rounds import BenchmarkInterrupted
+from quantkit.benchmark.results.report import Benchmark, NotMeasuredError
+from quantkit.benchmark.sampling.rounds import BenchmarkInterrupted
 from quantkit.benchmark.workflow import benchmark
 
 __all__ = ["Benchmark", "BenchmarkInterrupted", "NotMeasuredError", "Profile", "benchmark", "profile_layers"]

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import formats
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.machine import Machine, this_machine, usable_cores
-from quantkit.benchmark.process import WorkerError, WorkerProcess
-from quantkit.benchmark.report import Benchmark, align_columns, openmp_text
-from quantkit.benchmark.rounds import SamplingOptions, measure
-from quantkit.benchmark.speedup import Speedup
-from quantkit.benchmark.workflow import find_candidate
+from quantkit.benchmark.host.machine import Machine, this_machine, usable_cores
+from quantkit.benchmark.results.report import Benchmark, align_columns, openmp_text
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
+from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
+from quantkit.benchmark.sampling.selection import find_candidate
 from quantkit.errors import UnavailableError
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import load

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quantkit import formats
-from quantkit.benchmark.baseline import BaselineComparison, Change
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.machine import Machine, usable_threads
-from quantkit.benchmark.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.host.machine import Machine, usable_threads
 from quantkit.benchmark.profiling.peak_models import float_product
-from quantkit.benchmark.report import Benchmark, BenchmarkRow
-from quantkit.benchmark.speedup import Speedup
-from quantkit.benchmark.student import MIN_PROCESSES
+from quantkit.benchmark.results.baseline import BaselineComparison, Change
+from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.documents import read_json
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from quantkit.benchmark.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.profiling.layer_work import Peaks
 from quantkit.benchmark.profiling.profile_text import LIST_LENGTH, OTHER_OPS
-from quantkit.benchmark.reason import Reason
-from quantkit.benchmark.report import Benchmark, fastest_line
+from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.results.reason import Reason
+from quantkit.benchmark.results.report import Benchmark, fastest_line
 from quantkit.drawing import report_charts as charts
 from quantkit.formats.files import write_whole
 

@@ -3,12 +3,12 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from quantkit.benchmark.candidate import Candidate
 from quantkit.benchmark.profiling import profile_candidates
 from quantkit.benchmark.profiling.candidates import read_graph
-from quantkit.benchmark.reason import Reason
-from quantkit.benchmark.report import Benchmark, BenchmarkRow
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.results.reason import Reason
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.errors import QuantkitError
 from quantkit.ops.semantics import is_quantized
 from quantkit.progress import OnProgress

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.host.machine import Machine
 from quantkit.monitor import calls as calls_of_job
 from quantkit.monitor.calls import Calls, Purpose
 from quantkit.monitor.counters import HardwareCounters

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.host.machine import Machine
 from quantkit.formats.files import write_whole
 from quantkit.monitor.facts import JobFacts
 from quantkit.monitor.prove import Proof

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from quantkit.benchmark.machine import Machine, this_machine
+from quantkit.benchmark.host.machine import Machine, this_machine
 from quantkit.formats.temporary import temporary_folder
 from quantkit.monitor.calls import read_calls
 from quantkit.monitor.counters import HardwareCounters, PerfStat

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.host.machine import Machine
 from quantkit.monitor.counters import HardwareCounters
 from quantkit.monitor.facts import gather_facts, usable_cores
 from quantkit.monitor.sample import JobSample

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark import Benchmark
-from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.profiling import Profile
-from quantkit.benchmark.reason import Reason
-from quantkit.benchmark.report import Failure
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.results.reason import Reason
+from quantkit.benchmark.results.report import Failure
+from quantkit.benchmark.results.speedup import Speedup
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import CheckError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion

@@ -5,7 +5,7 @@ from html import escape
 from math import floor, log10
 
 from quantkit.benchmark import Benchmark
-from quantkit.benchmark.report import Failure, format_latency
+from quantkit.benchmark.results.report import Failure, format_latency
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.census import FLOAT, INT8, Census

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
 
 HERE = Path(__file__).parent
 # File, and the runtime and threads (intra-op, inter-op) with the lowest latency.

@@ -25,9 +25,9 @@ import numpy as np
 import quantkit as qk
 from quantkit import formats
 from quantkit.benchmark import benchmark
-from quantkit.benchmark.feeds import seeded_feeds
-from quantkit.benchmark.machine import this_machine
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.host.machine import this_machine
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.feeds import seeded_feeds
 from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Edge, Graph

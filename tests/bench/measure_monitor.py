@@ -24,8 +24,8 @@ from statistics import median
 from typing import Any
 
 import quantkit as qk
-from quantkit.benchmark.bootstrap import median_interval
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
+from quantkit.benchmark.statistics.bootstrap import median_interval
 from quantkit.runtimes import find_runtime
 
 SECONDS = 5.0

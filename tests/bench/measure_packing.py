@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
 from quantkit.data.packing import verify
 
 OUTPUT = Path(__file__).with_name("packing.json")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from generated_pipelines import make_pipeline
 
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
 from quantkit.ir.graph import Graph
 from quantkit.pipelines import bridge, caching, optimize
 from quantkit.pipelines.execution import Execution

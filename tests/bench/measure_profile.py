@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark import Profile, profile_layers
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
 
 SCHEMA = "quantkit.bench.profile/1"
 

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from quantkit import formats
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.machine import this_machine
-from quantkit.benchmark.measurement import Measurement
-from quantkit.benchmark.rounds import SamplingOptions, measure
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.host.machine import this_machine
+from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.ir.graph import Graph
 from quantkit.model import load
 from quantkit.recipes import parse, run

@@ -118,7 +118,7 @@ def main() -> None:
     from many_nodes import many_nodes
 
     from quantkit import formats
-    from quantkit.benchmark.machine import this_machine
+    from quantkit.benchmark.host.machine import this_machine
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)

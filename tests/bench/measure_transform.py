@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
 
 HERE = Path(__file__).parent
 PREPARE = (

@@ -35,7 +35,7 @@ import numpy as np
 import quantkit as qk
 from quantkit.batch_inference import BatchInference, MeasuredParts, simulate_run
 from quantkit.batch_inference.simulation import ring_all_reduce_seconds
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
 from quantkit.data import InputPipeline, as_dataset, preparation, prepare_batches
 from quantkit.evaluation.opened_model import open_model
 from quantkit.runtimes.session import SessionOptions

@@ -28,8 +28,8 @@ from zoo_graphs import BUILDERS  # noqa: E402
 
 from quantkit import formats  # noqa: E402
 from quantkit.benchmark import Benchmark, benchmark  # noqa: E402
-from quantkit.benchmark.machine import this_machine  # noqa: E402
-from quantkit.benchmark.speedup import Speedup  # noqa: E402
+from quantkit.benchmark.host.machine import this_machine  # noqa: E402
+from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
 from quantkit.errors import GraphError  # noqa: E402
 from quantkit.formats import graphdef  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402

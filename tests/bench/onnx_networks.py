@@ -35,7 +35,7 @@ from onnx_networks import NETWORKS, Feeds, OnnxNetwork, Run, open_onnxruntime  #
 
 import quantkit as qk  # noqa: E402
 from quantkit import formats  # noqa: E402
-from quantkit.benchmark.machine import this_machine  # noqa: E402
+from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 from quantkit.quantization import Scheme  # noqa: E402
 from quantkit.quantization.census import executed_int8_fractions  # noqa: E402

@@ -9,9 +9,9 @@ from measurements import make_measurement, tiny_graph
 import quantkit as qk
 from quantkit import formats
 from quantkit.benchmark import BenchmarkInterrupted, NotMeasuredError, benchmark
-from quantkit.benchmark.measurement import Measurement
-from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.results.speedup import Speedup
 from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.model import Model
@@ -292,7 +292,9 @@ def test_result_is_an_html_table() -> None:
 
 def test_random_weights_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     random_model = Model("digits", tiny_graph(), has_random_weights=True)
-    monkeypatch.setattr(import_module("quantkit.benchmark.workflow"), "as_model", lambda *_, **__: random_model)
+    monkeypatch.setattr(
+        import_module("quantkit.benchmark.sampling.selection"), "as_model", lambda *_, **__: random_model
+    )
     result = benchmark(["digits"], "reference", runs=1, warmup=1, random_weights=True)
     assert any("predictions are not" in note for note in result.notes)
 

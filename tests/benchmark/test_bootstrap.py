@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from quantkit.benchmark.bootstrap import Estimate, _medians, median_interval, paired_ratio, unpaired_ratio
+from quantkit.benchmark.statistics.bootstrap import Estimate, _medians, median_interval, paired_ratio, unpaired_ratio
 
 SECONDS = st.floats(1e-6, 1e3)
 BLOCKS = st.lists(st.lists(SECONDS, min_size=1, max_size=6), min_size=5, max_size=9)

@@ -16,8 +16,8 @@ from quantkit.benchmark.diagnosis import (
     thread_settings,
 )
 from quantkit.benchmark.profiling.peak_models import float_product
-from quantkit.benchmark.report import Benchmark, BenchmarkRow
-from quantkit.benchmark.rounds import SamplingOptions
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
+from quantkit.benchmark.sampling.rounds import SamplingOptions
 from quantkit.quantization.target_diagnosis import diagnose_targets
 from quantkit.runtimes import find_runtime, open_session
 

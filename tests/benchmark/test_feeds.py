@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from quantkit.benchmark.feeds import seeded_feeds
+from quantkit.benchmark.sampling.feeds import seeded_feeds
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes.session import TensorInfo

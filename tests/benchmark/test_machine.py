@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from measurements import MACHINE
 
-from quantkit.benchmark.machine import Machine, this_machine, usable_cores
+from quantkit.benchmark.host.machine import Machine, this_machine, usable_cores
 
 CPUINFO = """processor\t: 0
 model name\t: A Processor

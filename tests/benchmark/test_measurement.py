@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import CONTEXT, MACHINE, make_measurement
 
-from quantkit.benchmark.measurement import Measurement
+from quantkit.benchmark.results.measurement import Measurement
 from quantkit.errors import InputError
 
 STEADY = [0.010, 0.0101, 0.0099, 0.010] * 10

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.benchmark.percentile import needed_calls, percentile_bound
+from quantkit.benchmark.statistics.percentile import needed_calls, percentile_bound
 
 # Written by loadgen itself, from calls of random duration.
 CASES = json.loads((Path(__file__).parent / "loadgen.json").read_text())["cases"]

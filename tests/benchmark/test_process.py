@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.benchmark import process
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.process import WorkerError, WorkerProcess
+from quantkit.benchmark.sampling import process
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
 
 SECONDS = 30.0
 
@@ -122,7 +122,7 @@ def test_output_of_the_runtime_is_apart_from_the_responses(tiny_model: Path) -> 
 def test_workers_end_with_a_killed_parent() -> None:
     script = (
         "import os, signal\n"
-        "from quantkit.benchmark.process import WorkerProcess\n"
+        "from quantkit.benchmark.sampling.process import WorkerProcess\n"
         "worker = WorkerProcess()\n"
         "worker.ask({'do': 'run', 'samples': 1}, 30)\n"
         "print(worker.pid, flush=True)\n"

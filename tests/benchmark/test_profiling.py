@@ -12,7 +12,6 @@ from measurements import MACHINE, make_measurement, make_model_profile, scripted
 
 import quantkit as qk
 from quantkit.benchmark import profile_layers
-from quantkit.benchmark.candidate import Candidate, Settings
 from quantkit.benchmark.profiling.candidates import profile_candidates
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
@@ -21,9 +20,10 @@ from quantkit.benchmark.profiling.peaks import COPIES, copy_rate
 from quantkit.benchmark.profiling.profile import Profile, profile_model
 from quantkit.benchmark.profiling.profile_text import precision_text
 from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
-from quantkit.benchmark.reason import Reason
-from quantkit.benchmark.report import Benchmark, BenchmarkRow
-from quantkit.benchmark.sampler import LEAST_PAIRS, time_pairs
+from quantkit.benchmark.results.reason import Reason
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.sampler import LEAST_PAIRS, time_pairs
 from quantkit.benchmark.verdict import explain_speedup
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -278,7 +278,7 @@ def test_the_slowest_row_outside_int8_is_named(profile: Profile) -> None:
 
 
 def test_profile_of_the_worker_times_both_sessions(tiny_model: Path) -> None:
-    from quantkit.benchmark.worker import serve
+    from quantkit.benchmark.sampling.worker import serve
 
     requests = [
         Candidate("tiny", tiny_model, Settings("reference")).to_request(seed=0),

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from measurements import MACHINE, make_model_profile
 
-from quantkit.benchmark.cgroup import cpu_quota, throttled_seconds
-from quantkit.benchmark.machine import Machine, usable_threads
+from quantkit.benchmark.host.cgroup import cpu_quota, throttled_seconds
+from quantkit.benchmark.host.machine import Machine, usable_threads
 from quantkit.benchmark.profiling import ModelProfile, Profile, ProfileRow
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
 from quantkit.benchmark.profiling.reasons import FileRemedies, find_reasons
-from quantkit.benchmark.reason import Reason
+from quantkit.benchmark.results.reason import Reason
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER
 
 VNNI = replace(MACHINE, isa=("avx2", "avx512_vnni"))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from measurements import MACHINE, make_measurement
 
-from quantkit.benchmark.baseline import BaselineComparison
-from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.regression import compare_with_saved, read_baseline
-from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.results.baseline import BaselineComparison
+from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
 from quantkit.errors import CheckError, InputError, UsageError
 
 # Speed of each of five processes: they differ by some percent.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from measurements import make_measurement
 
-from quantkit.benchmark.report import (
+from quantkit.benchmark.results.report import (
     Benchmark,
     BenchmarkRow,
     Failure,

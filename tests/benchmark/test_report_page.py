@@ -10,9 +10,9 @@ from measurements import make_measurement, make_model_profile
 
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
-from quantkit.benchmark.reason import Reason
-from quantkit.benchmark.report import Benchmark, BenchmarkRow
 from quantkit.benchmark.report_page import command_line, median_chart, render_page, save_page
+from quantkit.benchmark.results.reason import Reason
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
 from quantkit.drawing.report_charts import RooflinePoint, draw_distributions, draw_intervals, draw_roofline
 
 REASON = Reason("boundaries", 0.001, "1 of 2 ms in <conversions>", "quantkit quantize x -o y")

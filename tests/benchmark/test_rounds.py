@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from measurements import MACHINE
 
-from quantkit.benchmark import rounds
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.process import WorkerError
-from quantkit.benchmark.report import Failure
-from quantkit.benchmark.rounds import SamplingOptions, measure
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.results.report import Failure
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling import rounds
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.process import WorkerError
+from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.errors import InputError
 
 SHORT = SamplingOptions(runs=12, warmup=1, processes=3, rounds=2)
@@ -382,7 +382,7 @@ def test_ctrl_c_ends_the_workers_and_keeps_finished_rounds(tiny_model: Path) -> 
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "from quantkit.benchmark import BenchmarkInterrupted\n"
         "from quantkit.benchmark import rounds\n"
-        "from quantkit.benchmark.candidate import Candidate, Settings\n"
+        "from quantkit.benchmark.sampling.candidate import Candidate, Settings\n"
         "workers = []\n"
         "class Recorded(rounds.WorkerProcess):\n"
         "    def __init__(self, *arguments):\n"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import scripted_clock
 
-from quantkit.benchmark.sampler import WarmUpRule, lead_in, time_calls, time_groups, time_streams, warm_up
+from quantkit.benchmark.sampling.sampler import WarmUpRule, lead_in, time_calls, time_groups, time_streams, warm_up
 
 RULE = WarmUpRule(window_calls=3, window_seconds=0.0, tolerance=0.1, quiet=2, cap_calls=100, cap_seconds=1000.0)
 

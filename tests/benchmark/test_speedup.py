@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from measurements import MACHINE, make_measurement
 
-from quantkit.benchmark.speedup import MARGIN, Speedup
+from quantkit.benchmark.results.speedup import MARGIN, Speedup
 from quantkit.errors import UsageError
 
 FAST = [0.010, 0.0101, 0.0099, 0.0100] * 10

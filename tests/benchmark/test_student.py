@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from quantkit.benchmark.student import QUANTILES, geometric_mean, ratio_of_means
+from quantkit.benchmark.statistics.student import QUANTILES, geometric_mean, ratio_of_means
 
 VALUES = st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=40)
 

@@ -12,10 +12,10 @@ from measurements import MACHINE, make_measurement
 import quantkit as qk
 from quantkit import formats
 from quantkit.benchmark import BenchmarkInterrupted
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.machine import Machine
-from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
-from quantkit.benchmark.rounds import SamplingOptions
+from quantkit.benchmark.host.machine import Machine
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.rounds import SamplingOptions
 from quantkit.benchmark.sweep import search as search_module
 from quantkit.benchmark.sweep import workflow
 from quantkit.benchmark.sweep.search import combine

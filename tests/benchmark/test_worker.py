@@ -8,8 +8,8 @@ import pytest
 from measurements import scripted_clock
 
 from quantkit import formats
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.worker import find_card_shapes, peak_memory, read_model, serve
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.worker import find_card_shapes, peak_memory, read_model, serve
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
@@ -103,7 +103,7 @@ def test_exception_of_the_runtime_is_a_response(tiny_model: Path, monkeypatch: p
     def fail(*_: object) -> None:
         raise MemoryError("too much\nand more")
 
-    monkeypatch.setattr(import_module("quantkit.benchmark.worker"), "open_session", fail)
+    monkeypatch.setattr(import_module("quantkit.benchmark.sampling.worker"), "open_session", fail)
     (response,) = ask(open_request(tiny_model))
     assert response["error"]["message"] == "MemoryError: too much"
 

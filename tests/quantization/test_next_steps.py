@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from measurements import make_latency, make_model_profile
 
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.profiling import Profile
 from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion

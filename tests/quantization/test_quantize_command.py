@@ -246,7 +246,7 @@ def test_weights_have_seven_bits_on_processors_that_saturate(
     host = import_module("quantkit.quantization.workflow.host")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: old\nflags\t\t: fpu {isa}\n\n")
-    machine = import_module("quantkit.benchmark.machine").this_machine(tmp_path)
+    machine = import_module("quantkit.benchmark.host.machine").this_machine(tmp_path)
     monkeypatch.setattr(host, "this_machine", lambda: machine)
     output = tmp_path / ("d.onnx" if target == "onnx" else "d.pb")
     flags = ["-o", str(output), "--calibration", str(images), "--runs", "0", "--target", target]

@@ -4,7 +4,7 @@ from functools import cache
 import pytest
 from measurements import make_latency
 
-from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
 from quantkit.quantization import Scheme
 from quantkit.quantization.census import Census, FloatFallback
 from quantkit.quantization.ranges import Provenance

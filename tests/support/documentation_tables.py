@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark import Benchmark
-from quantkit.benchmark.machine import Machine
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.host.machine import Machine
+from quantkit.benchmark.results.speedup import Speedup
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "assets" / "guides").glob("*.md")))

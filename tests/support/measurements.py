@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.benchmark.machine import Machine
-from quantkit.benchmark.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.profiling import ModelProfile, ProfileRow
-from quantkit.benchmark.report import Benchmark, BenchmarkRow
+from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization.census import INT8

@@ -5,16 +5,16 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from quantkit.benchmark.candidate import Candidate
-from quantkit.benchmark.cgroup import throttled_seconds
-from quantkit.benchmark.machine import Machine, this_machine, usable_threads
+from quantkit.benchmark.host.cgroup import throttled_seconds
+from quantkit.benchmark.host.machine import Machine, this_machine, usable_threads
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import Peaks
 from quantkit.benchmark.profiling.peaks import measure_peaks
 from quantkit.benchmark.profiling.profile import ModelProfile, Profile, profile_model
 from quantkit.benchmark.profiling.reasons import FileRemedies, find_reasons
 from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
-from quantkit.benchmark.worker import read_model
+from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.benchmark.sampling.worker import read_model
 from quantkit.ir.graph import Graph
 from quantkit.progress import OnProgress, Progress, ignore_progress
 

@@ -10,11 +10,11 @@ from time import perf_counter
 import numpy as np
 
 from quantkit import formats
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.machine import Machine, usable_threads
+from quantkit.benchmark.host.machine import Machine, usable_threads
 from quantkit.benchmark.profiling.layer_work import Peaks
 from quantkit.benchmark.profiling.peak_models import OPERATIONS, float_product, int8_product
 from quantkit.benchmark.profiling.tracing import trace_calls
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph

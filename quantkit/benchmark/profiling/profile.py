@@ -9,7 +9,7 @@ from typing import Any
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
 from quantkit.benchmark.profiling.tracing import TracedCalls
-from quantkit.benchmark.reason import Reason
+from quantkit.benchmark.results.reason import Reason
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER, OpTime, RuntimeVersion
 
 SCHEMA = "quantkit.profile/1"

@@ -5,7 +5,7 @@ from html import escape
 
 from quantkit.benchmark.profiling.layer_work import COMPUTE_BOUND, MEMORY_BOUND, Peaks
 from quantkit.benchmark.profiling.profile import ModelProfile, Profile, ProfileRow
-from quantkit.benchmark.report import align_columns, format_latency
+from quantkit.benchmark.results.report import align_columns, format_latency
 from quantkit.runtimes.session import CONVERSION
 
 # Number of layers in the text; the JSON form has all.

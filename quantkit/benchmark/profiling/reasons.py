@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.profiling.layer_work import MEMORY_BOUND, Peaks
 from quantkit.benchmark.profiling.profile import ModelProfile, Profile, ProfileRow
-from quantkit.benchmark.reason import Reason
-from quantkit.benchmark.report import format_latency
+from quantkit.benchmark.results.reason import Reason
+from quantkit.benchmark.results.report import format_latency
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER
 
 REFERENCE_KERNELS, FLOAT_FALLBACKS, BOUNDARIES, TRANSFERS = (

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from quantkit.benchmark.candidate import Candidate
-from quantkit.benchmark.process import WorkerError, WorkerProcess
+from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
 from quantkit.errors import UnavailableError
 from quantkit.ir.tensor import Shape
 from quantkit.runtimes.session import OpTime, OpTrace, RuntimeVersion

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from quantkit.arguments import public, require_callable, require_flag
 from quantkit.benchmark.profiling.candidates import profile_candidates
 from quantkit.benchmark.profiling.profile import Profile
-from quantkit.benchmark.workflow import CandidateOptions, select_candidates
+from quantkit.benchmark.sampling.selection import CandidateOptions, select_candidates
 from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import OnProgress, ignore_progress
 

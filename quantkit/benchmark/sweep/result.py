@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from quantkit.benchmark.candidate import Candidate
-from quantkit.benchmark.machine import Machine
-from quantkit.benchmark.report import align_columns, format_latency
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.host.machine import Machine
+from quantkit.benchmark.results.report import align_columns, format_latency
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sweep.state import SettingTrial
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import find_runtime

@@ -14,10 +14,10 @@ from itertools import accumulate
 from math import ceil
 from time import monotonic
 
-from quantkit.benchmark.candidate import Candidate
-from quantkit.benchmark.report import Failure
-from quantkit.benchmark.rounds import SamplingOptions, measure
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.results.report import Failure
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.benchmark.sweep.space import Setting
 from quantkit.benchmark.sweep.state import SettingTrial, SweepState
 from quantkit.progress import OnProgress, Progress

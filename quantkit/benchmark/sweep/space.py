@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from quantkit.benchmark.candidate import Candidate
-from quantkit.benchmark.machine import Machine, usable_cores
+from quantkit.benchmark.host.machine import Machine, usable_cores
+from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.runtimes.openmp import READS_KMP
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import SessionOptions

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from quantkit.benchmark.machine import Machine
+from quantkit.benchmark.host.machine import Machine
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.files import write_whole
 

@@ -10,17 +10,17 @@ from typing import Any, Unpack
 
 from quantkit import formats
 from quantkit.arguments import as_names, parse_duration, public, require_callable, require_path, without_none
-from quantkit.benchmark.candidate import Candidate, digest
-from quantkit.benchmark.machine import this_machine
-from quantkit.benchmark.report import Benchmark, openmp_lines
-from quantkit.benchmark.rounds import SamplingOptions, measure
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.host.machine import this_machine
+from quantkit.benchmark.results.report import Benchmark, openmp_lines
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate, digest
+from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
+from quantkit.benchmark.sampling.selection import CandidateOptions, select_candidates
+from quantkit.benchmark.sampling.worker import read_model
 from quantkit.benchmark.sweep.result import BestSettings, ModelSweep, Sweep
 from quantkit.benchmark.sweep.search import STAGES, Search
 from quantkit.benchmark.sweep.space import Setting, find_settings
 from quantkit.benchmark.sweep.state import SweepState
-from quantkit.benchmark.worker import read_model
-from quantkit.benchmark.workflow import CandidateOptions, select_candidates
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
 from quantkit.progress import OnProgress, ignore_progress

@@ -1,6 +1,6 @@
 """Facts about this processor that decisions of the workflow depend on."""
 
-from quantkit.benchmark.machine import this_machine
+from quantkit.benchmark.host.machine import this_machine
 
 # Instructions that accumulate products of 8-bit integers in 32 bits.
 DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from quantkit import formats
 from quantkit.benchmark import Benchmark
-from quantkit.benchmark.candidate import Candidate, Settings
-from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.profiling import profile_candidates
-from quantkit.benchmark.rounds import SamplingOptions, measure
+from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.progress import OnProgress

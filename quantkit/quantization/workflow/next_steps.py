@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from quantkit.benchmark.measurement import Measurement
 from quantkit.benchmark.profiling.profile_text import precision_text
 from quantkit.benchmark.profiling.reasons import find_reasons
-from quantkit.benchmark.reason import Reason
-from quantkit.benchmark.report import format_latency
-from quantkit.benchmark.speedup import MOST_PROCESSES
+from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.results.reason import Reason
+from quantkit.benchmark.results.report import format_latency
+from quantkit.benchmark.results.speedup import MOST_PROCESSES
 from quantkit.data import Preprocessing, PreprocessingOptions
 from quantkit.data.preprocessing import Origin
 from quantkit.quantization.census import FLOAT, INT8

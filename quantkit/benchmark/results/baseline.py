@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from quantkit.benchmark.speedup import Speedup
+from quantkit.benchmark.results.speedup import Speedup
 from quantkit.errors import CheckError
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from quantkit.benchmark.baseline import BaselineComparison
-from quantkit.benchmark.measurement import Measurement, MeasurementContext
-from quantkit.benchmark.percentile import PERCENTILES, needed_calls
-from quantkit.benchmark.reason import Reason
-from quantkit.benchmark.speedup import MARGIN, Speedup
-from quantkit.benchmark.student import MIN_PROCESSES
+from quantkit.benchmark.results.baseline import BaselineComparison
+from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.results.reason import Reason
+from quantkit.benchmark.results.speedup import MARGIN, Speedup
+from quantkit.benchmark.statistics.percentile import PERCENTILES, needed_calls
+from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.errors import CheckError, InputError, QuantkitError, UsageError
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import runtimes

@@ -40,7 +40,7 @@ class WorkerProcess:
     def __init__(self, environment: Mapping[str, str] = {}, cpus: tuple[int, ...] = ()) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._buffer = b""
-        start = json.dumps({"path": sys.path, "cpus": list(cpus), "module": "quantkit.benchmark.worker"})
+        start = json.dumps({"path": sys.path, "cpus": list(cpus), "module": "quantkit.benchmark.sampling.worker"})
         self._process = subprocess.Popen(
             [sys.executable, "-c", BOOTSTRAP, start],
             stdin=subprocess.PIPE,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from quantkit.benchmark.cgroup import cpu_quota, read_text
+from quantkit.benchmark.host.cgroup import cpu_quota, read_text
 
 # Instruction sets that determine the speed of int8 and 16-bit arithmetic on x86, and on Arm.
 ISA = (

@@ -20,8 +20,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
 
-from quantkit.benchmark.feeds import seeded_feeds
-from quantkit.benchmark.sampler import (
+from quantkit.benchmark.sampling.feeds import seeded_feeds
+from quantkit.benchmark.sampling.sampler import (
     Call,
     Clock,
     WarmUpRule,

@@ -18,13 +18,13 @@ from math import ceil, inf
 from time import monotonic
 from typing import Any
 
-from quantkit.benchmark.candidate import Candidate, digest
-from quantkit.benchmark.machine import this_machine
-from quantkit.benchmark.measurement import Measurement, MeasurementContext
-from quantkit.benchmark.process import WorkerError, WorkerProcess
-from quantkit.benchmark.report import Benchmark, BenchmarkRow, Failure
-from quantkit.benchmark.speedup import Speedup
-from quantkit.benchmark.student import MIN_PROCESSES
+from quantkit.benchmark.host.machine import this_machine
+from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate, digest
+from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
+from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
 # Default number of processes of each candidate, and the limit if the comparison is not clear.

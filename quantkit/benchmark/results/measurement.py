@@ -9,10 +9,10 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from quantkit.benchmark.bootstrap import Interval, median_interval
-from quantkit.benchmark.machine import Machine
-from quantkit.benchmark.percentile import PERCENTILES, percentile_bound
-from quantkit.benchmark.student import MIN_PROCESSES, geometric_mean
+from quantkit.benchmark.host.machine import Machine
+from quantkit.benchmark.statistics.bootstrap import Interval, median_interval
+from quantkit.benchmark.statistics.percentile import PERCENTILES, percentile_bound
+from quantkit.benchmark.statistics.student import MIN_PROCESSES, geometric_mean
 from quantkit.errors import InputError
 
 SCHEMA = "quantkit.measurement/1"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import exp, log, sqrt
 from statistics import fmean, stdev
 
-from quantkit.benchmark.bootstrap import Estimate
+from quantkit.benchmark.statistics.bootstrap import Estimate
 
 # With fewer processes, the factor t of the interval exceeds 4.3, and no difference is visible.
 MIN_PROCESSES = 3

@@ -21,9 +21,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from quantkit.benchmark.bootstrap import Blocks, Estimate, paired_ratio, unpaired_ratio
-from quantkit.benchmark.measurement import Measurement, MeasurementContext
-from quantkit.benchmark.student import MIN_PROCESSES, geometric_mean, ratio_of_means
+from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
+from quantkit.benchmark.statistics.bootstrap import Blocks, Estimate, paired_ratio, unpaired_ratio
+from quantkit.benchmark.statistics.student import MIN_PROCESSES, geometric_mean, ratio_of_means
 from quantkit.errors import UsageError
 
 # Two latencies within this fraction of each other are the same.

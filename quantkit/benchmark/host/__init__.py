@@ -1,0 +1,1 @@
+"""Host of a measurement: description of the machine, and CPU quota of its container."""

@@ -1,0 +1,1 @@
+"""Measurements, their comparison, and the report."""

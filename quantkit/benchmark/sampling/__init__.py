@@ -1,0 +1,1 @@
+"""Timed calls in worker processes: candidates, rounds, and the processes themselves."""

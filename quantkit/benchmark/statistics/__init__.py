@@ -1,0 +1,1 @@
+"""Intervals of medians and ratios, and bounds on percentiles, from plain numbers."""
