@@ -180,6 +180,24 @@ def classifier_options(args: Namespace) -> dict[str, Any]:
     }
 
 
+def add_dataset(parser: ArgumentParser) -> None:
+    """Add the dataset of a model, the number of samples, and the runtime."""
+    from quantkit.data import DATA_KINDS
+    from quantkit.evaluation.accuracy import BATCH
+
+    parser.add_argument("--data", required=True, help=f"dataset: {DATA_KINDS}")
+    parser.add_argument("--limit", type=parse_positive, help="maximum number of samples, a fixed subset (default: all)")
+    parser.add_argument(
+        "--batch",
+        type=parse_positive,
+        default=BATCH,
+        help=f"samples per run for models with a dynamic batch (default: {BATCH})",
+    )
+    parser.add_argument(
+        "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
+    )
+
+
 def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool = False) -> None:
     """Add a flag in TensorFlow's three spellings: ``--name``, ``--name=true`` and ``--name=false``."""
     parser.add_argument(

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from quantkit.errors import printable
 from quantkit.progress import OnProgress, Progress, ignore_progress
@@ -17,21 +17,28 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 
-def emit(args: Namespace, schema: str, document: dict[str, Any], text: "str | Callable[[Console], None]") -> None:
+class Result(Protocol):
+    """Result of a command, with its JSON document; ``str`` returns its text."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def emit(
+    args: Namespace, result: "Result | dict[str, Any]", text: "str | Callable[[Console], None] | None" = None
+) -> None:
     """Print a result.
 
     Args:
         args: arguments of the command; ``args.json`` selects the form.
-        schema: ``quantkit.<command>/1``.
-        document: the result as JSON values.
-        text: the result as text, or a function that prints it in color.
+        result: the result, or its JSON document with the key ``schema``.
+        text: the result as text, or a function that prints it in color (default: ``str(result)``).
     """
     if args.json:
-        write_document({"schema": schema, **document})
-    elif isinstance(text, str):
-        write_line(text)
-    else:
+        write_document(result if isinstance(result, dict) else result.to_json())
+    elif callable(text):
         text(console())
+    else:
+        write_line(str(result) if text is None else text)
 
 
 def write_document(document: dict[str, Any]) -> None:

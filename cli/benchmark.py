@@ -178,8 +178,7 @@ def _run_profile(args: Namespace) -> int:
         result = profile_layers(args.models, on_progress=on_progress, **_candidate_options(args))
     if args.html is not None:
         save_page(args.html, profile=result)
-    document = result.to_json()
-    emit(args, document["schema"], document, str(result))
+    emit(args, result)
     return 0
 
 
@@ -239,10 +238,9 @@ def _run_sweep(args: Namespace) -> int:
         if args.resume is not None:
             log(args, f"finished trials are in {args.resume}: run the same command to resume")
         return INTERRUPTED
-    document = result.to_json()
     if args.save is not None:
         result.save(args.save)
-    emit(args, document["schema"], document, str(result))
+    emit(args, result)
     return 0
 
 
@@ -259,8 +257,7 @@ def _print_result(args: Namespace, result: Benchmark) -> None:
             log(args, f"log of {row.label} in {row.runtime}:\n{row.log.rstrip()}")
     placement = result.placement_lines(is_verbose=args.verbose) if args.log_placement else []
     text = "\n".join([str(result), *placement])
-    document = result.to_json()
-    emit(args, document["schema"], document, text)
+    emit(args, result, text)
 
 
 def parse_variable(text: str) -> tuple[str, str]:

@@ -78,6 +78,5 @@ def run(args: Namespace) -> int:
         result = benchmark_model(
             flags, offline=args.offline, on_message=lambda line: log(args, line), on_progress=on_progress
         )
-    document, text = result.to_json(), str(result)
-    emit(args, document["schema"], document, text)
+    emit(args, result)
     return 0

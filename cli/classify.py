@@ -102,8 +102,7 @@ def _print_result(args: Namespace, result: Classification) -> None:
         for skipped in result.skipped_runtimes:
             log(args, f"skipped runtime {skipped}")
     lines = [] if args.classic or not result.images else [result.summary, *result.notes]
-    document = result.to_json()
-    emit(args, document["schema"], document, lambda page: _print_lines(page, lines))
+    emit(args, result, lambda page: _print_lines(page, lines))
 
 
 def _print_lines(page: "Console", lines: list[str]) -> None:

@@ -109,5 +109,4 @@ def _print_structure(args: Namespace, first: Model, second: Model) -> int:
 
 
 def _print_report(args: Namespace, comparison: LayerComparison | StructureComparison) -> None:
-    document, text = comparison.to_json(), comparison.text(None if args.verbose else args.show)
-    emit(args, document["schema"], document, text)
+    emit(args, comparison, comparison.text(None if args.verbose else args.show))

@@ -17,6 +17,5 @@ def run(args: Namespace) -> int:
     """Compare nodes and print the first difference, which gives exit code 1."""
     models = [model_and_runtime(args, name)[0] for name in (args.first, args.second)]
     comparison = compare_structure(*models)
-    document, first = comparison.to_json(), str(comparison).partition("\n")[0]
-    emit(args, document["schema"], document, first)
+    emit(args, comparison, str(comparison).partition("\n")[0])
     return 0 if comparison.are_equal else 1

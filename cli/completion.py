@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the script."""
     script = shtab.complete(_parser(), args.shell)
-    emit(args, "quantkit.completion/1", {"shell": args.shell, "script": script}, script)
+    emit(args, {"schema": "quantkit.completion/1", "shell": args.shell, "script": script}, script)
     return 0
 
 

@@ -119,16 +119,14 @@ def _pack(args: Namespace) -> int:
         except KeyboardInterrupt:
             log(args, "complete shards are kept: run the same command to resume")
             raise
-    document = result.to_json()
-    emit(args, document["schema"], document, str(result))
+    emit(args, result)
     return 0
 
 
 def _verify(args: Namespace) -> int:
     with show_progress(args) as show:
         result = data.verify(args.path, workers=args.workers, on_progress=show)
-    document = result.to_json()
-    emit(args, document["schema"], document, str(result))
+    emit(args, result)
     result.check()
     return 0
 
@@ -136,8 +134,7 @@ def _verify(args: Namespace) -> int:
 def _profile(args: Namespace) -> int:
     source = run_function(args.data) if ".py:" in args.data else args.data
     result = data.profile(source, seconds=args.seconds, step_seconds=args.step_time)
-    document = result.to_json()
-    emit(args, document["schema"], document, str(result))
+    emit(args, result)
     return 0
 
 
@@ -145,6 +142,5 @@ def _optimize(args: Namespace) -> int:
     dataset = run_function(args.function)
     with show_progress(args) as show:
         result = data.optimize(dataset, output=args.output, time_budget=args.time_budget, on_progress=show)
-    document = result.to_json()
-    emit(args, document["schema"], document, "\n".join(result.lines(explain=args.explain)))
+    emit(args, result, "\n".join(result.lines(explain=args.explain)))
     return 0

@@ -36,8 +36,7 @@ def run(args: Namespace) -> int:
         )
     working = [state.name for state in diagnosis.runtimes if not state.problem]
     diagnosis = replace(diagnosis, targets=diagnose_targets(working), plugin_problems=_plugin_problems())
-    document = diagnosis.to_json()
-    emit(args, document["schema"], document, str(diagnosis))
+    emit(args, diagnosis)
     diagnosis.check_runtimes()
     return 0
 

@@ -2,14 +2,13 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit.data import DATA_KINDS
 from quantkit.evaluation import Evaluation, EvaluationInterrupted, evaluate
-from quantkit.evaluation.accuracy import BATCH
 from quantkit.evaluation.tasks import TASKS
 
 from ._app import INTERRUPTED
 from ._arguments import (
     add_classifier_flags,
+    add_dataset,
     add_model_flags,
     add_precision,
     add_threads,
@@ -31,22 +30,12 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file or model card; FILE@RUNTIME selects its runtime")
-    parser.add_argument("--data", required=True, help=f"dataset: {DATA_KINDS}")
+    add_dataset(parser)
     parser.add_argument("--reference", help="reference model, for example the float model; FILE@RUNTIME too")
     parser.add_argument(
         "--task",
         metavar=f"{{{','.join(TASKS)}}}",
         help="metric of all outputs with the reference model (default: metrics of class scores)",
-    )
-    parser.add_argument(
-        "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
-    )
-    parser.add_argument("--limit", type=parse_positive, help="maximum number of samples, a fixed subset (default: all)")
-    parser.add_argument(
-        "--batch",
-        type=parse_positive,
-        default=BATCH,
-        help=f"samples per run for models with a dynamic batch (default: {BATCH})",
     )
     parser.add_argument(
         "--workers", type=parse_positive, default=1, help="processes that share the data and the cores (default: 1)"
@@ -96,5 +85,4 @@ def run(args: Namespace) -> int:
 def _print_result(args: Namespace, evaluation: Evaluation) -> None:
     if args.verbose:
         log(args, f"preprocessing: {evaluation.preprocessing}")
-    document = evaluation.to_json()
-    emit(args, document["schema"], document, str(evaluation))
+    emit(args, evaluation)

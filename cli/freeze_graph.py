@@ -69,7 +69,7 @@ def run(args: Namespace) -> int:
         graph = freeze_graph(flags, offline=args.offline, on_progress=on_progress)
     formats.files.save_graphdef(graph, target)
     num_bytes = target.stat().st_size
-    document = {"output": str(target), "nodes": len(graph), "num_bytes": num_bytes}
+    document = {"schema": "quantkit.freeze_graph/1", "output": str(target), "nodes": len(graph), "num_bytes": num_bytes}
     text = f"{target}: {len(graph)} nodes, {format_size(num_bytes)}"
-    emit(args, "quantkit.freeze_graph/1", document, text)
+    emit(args, document, text)
     return 0

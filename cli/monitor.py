@@ -66,8 +66,7 @@ def run(args: Namespace) -> int:
     if args.html is not None:
         result.save_html(args.html)
         log(args, f"report: {args.html}")
-    document = result.to_json()
-    emit(args, document["schema"], document, str(result))
+    emit(args, result)
     if result.exit_code is not None:
         return result.exit_code
     return INTERRUPTED if result.is_interrupted else 0

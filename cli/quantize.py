@@ -185,6 +185,6 @@ def run(args: Namespace) -> int:
             on_progress=on_progress,
             on_message=lambda message: log(args, message),
         )
-    emit(args, "quantkit.quantize/2", result.to_json(), str(result))
+    emit(args, result)
     result.report.require_max_drop()
     return 0

@@ -5,12 +5,11 @@ from argparse import ArgumentParser, Namespace
 from quantkit.batch_inference import FORMATS, ROWS
 from quantkit.batch_inference import run as run_model
 from quantkit.batch_inference.workflow import RETRIES, SHARD_SIZE
-from quantkit.data import DATA_KINDS
-from quantkit.evaluation.accuracy import BATCH
 from quantkit.workers import CLUSTERS, DEVICES
 
 from ._arguments import (
     add_classifier_flags,
+    add_dataset,
     add_model_flags,
     add_precision,
     classifier_options,
@@ -26,6 +25,11 @@ EXAMPLES = (
     "quantkit run inception_v3 --data images/ -o results/ --workers 8 --threads 4",
     "quantkit run small.onnx --data 'shards/train-*' -o results/ --cluster ray --address auto --workers 16",
 )
+# Flags that are keyword arguments of the library's `run` with the same name and value.
+SAME_NAMES = (
+    *("workers", "threads", "device", "cluster", "address", "format", "rows", "limit", "shard_size", "retries"),
+    *("batch", "precision"),
+)
 DETAILS = """Each shard of the data has one result file, which appears complete or not at all. The same command runs the
 missing shards only, for example after Ctrl-C.
 """
@@ -34,7 +38,7 @@ missing shards only, for example after Ctrl-C.
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file or model card; FILE@RUNTIME selects its runtime")
-    parser.add_argument("--data", required=True, help=f"dataset: {DATA_KINDS}")
+    add_dataset(parser)
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder of the result files")
     parser.add_argument("--workers", type=parse_positive, default=1, help="number of worker processes (default: 1)")
     parser.add_argument(
@@ -57,7 +61,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="auto",
         help="content of the rows: the most probable class, or all outputs (default: classes for class scores)",
     )
-    parser.add_argument("--limit", type=parse_positive, help="maximum number of samples, a fixed subset (default: all)")
     parser.add_argument(
         "--shard-size",
         type=parse_positive,
@@ -69,15 +72,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=parse_natural,
         default=RETRIES,
         help=f"attempts after the first one, for each shard (default: {RETRIES})",
-    )
-    parser.add_argument(
-        "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
-    )
-    parser.add_argument(
-        "--batch",
-        type=parse_positive,
-        default=BATCH,
-        help=f"samples per run for models with a dynamic batch (default: {BATCH})",
     )
     add_classifier_flags(parser)
     add_precision(parser)
@@ -92,23 +86,11 @@ def run(args: Namespace) -> int:
             model,
             args.data,
             args.output,
-            workers=args.workers,
-            threads=args.threads,
-            device=args.device,
-            cluster=args.cluster,
-            address=args.address,
-            format=args.format,
-            rows=args.rows,
-            limit=args.limit,
-            shard_size=args.shard_size,
-            retries=args.retries,
             runtime=runtime,
-            batch=args.batch,
-            precision=args.precision,
+            **{name: getattr(args, name) for name in SAME_NAMES},
             **classifier_options(args),
             on_progress=on_progress,
             on_message=lambda message: log(args, message),
         )
-    document = result.to_json()
-    emit(args, document["schema"], document, str(result))
+    emit(args, result)
     return 0

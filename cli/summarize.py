@@ -42,9 +42,7 @@ def run(args: Namespace) -> int:
         return _print_classic(args, model)
     from quantkit.summary import summarize
 
-    summary = summarize(model)
-    document, text = summary.to_json(), str(summary)
-    emit(args, document["schema"], document, text)
+    emit(args, summarize(model))
     return 0
 
 
@@ -57,8 +55,8 @@ def _print_classic(args: Namespace, model: Model) -> int:
     from quantkit.compat.summarize_graph import classic_summary
 
     text, is_valid = classic_summary(model.graph, model.name, print_structure=args.print_structure == "true")
-    document = {"model": model.name, "classic": text}
-    emit(args, "quantkit.summarize/2", document, text.removesuffix("\n"))
+    document = {"schema": "quantkit.summarize/2", "model": model.name, "classic": text}
+    emit(args, document, text.removesuffix("\n"))
     if not is_valid:
         raise GraphError(
             "Invalid graph with inputs referring to nonexistent nodes",

@@ -125,7 +125,7 @@ def run(args: Namespace) -> int:
             model = transform(source, _recipe(args), inputs=inputs, outputs=outputs, **options)
     trace = model.trace
     assert trace is not None
-    emit(args, "quantkit.transform/1", trace.to_json(), _text(args, trace))
+    emit(args, trace, _text(args, trace))
     return 0
 
 

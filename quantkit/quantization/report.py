@@ -248,6 +248,7 @@ class QuantizationReport:
         accuracy, latency = self.accuracy, self.latency
         quality, sqnr, samples = accuracy.quality, accuracy.sqnr, {"on": accuracy.samples}
         return {
+            "schema": "quantkit.quantize/2",
             "model": self.model,
             "output": None if self.output is None else str(self.output),
             "target": self.target,

@@ -9,9 +9,10 @@ published checksum, its members are verified, and its digest is recorded in the 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import file_digest
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from quantkit.errors import InputError, UsageError, hide_password
@@ -52,6 +53,19 @@ class FetchedModel:
     @property
     def warnings(self) -> tuple[str, ...]:
         return self.receipt.warnings if self.receipt else ()
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": "quantkit.models/2",
+            "name": self.card.name,
+            "path": str(self.path),
+            "is_cached": self.is_cached,
+            "receipt": asdict(self.receipt) if self.receipt else None,
+            "warnings": list(self.warnings),
+        }
 
 
 @dataclass(frozen=True)
