@@ -5,9 +5,9 @@ from argparse import ArgumentParser, Namespace
 from quantkit import data
 from quantkit.data.packing.cifar import SPLITS
 from quantkit.data.packing.workflow import DEFAULT_SHARD_SIZE, ENCODINGS
+from quantkit.data.profiling import DEFAULT_SECONDS
 from quantkit.pipelines.loading import run_function
 from quantkit.pipelines.optimization import DEFAULT_TIME_BUDGET
-from quantkit.pipelines.profiling import DEFAULT_SECONDS
 
 from ._arguments import add_offline, parse_positive, parse_seconds
 from ._render import emit, log, show_progress

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from quantkit.batch_inference.rows import Row
 from quantkit.batch_inference.simulation import MeasuredParts, simulate_run
 from quantkit.data import InputTimes
 from quantkit.data.preparation import describe_rates
+from quantkit.facts import format_facts, format_facts_as_html
 from quantkit.workers import WorkerUsage
 
 # Worker counts of the scaling report.
@@ -128,7 +128,12 @@ class BatchInference:
         }
 
     @property
-    def _rows(self) -> list[tuple[str, str]]:
+    def _title(self) -> str:
+        runtime = f" in {self.facts['runtime']}" if self.facts else ""
+        return f"{self.model}{runtime}, {self.samples} samples"
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
         rows = [("files", f"{len(self.files)} in {self.folder}")]
         if self.resumed_samples:
             rows.append(("resumed", f"{self.resumed_samples} samples were finished before"))
@@ -161,14 +166,8 @@ class BatchInference:
         return f"BatchInference({self.model!r}, {str(self.folder)!r}, {facts})"
 
     def __str__(self) -> str:
-        runtime = f" in {self.facts['runtime']}" if self.facts else ""
-        lines = [f"{self.model}{runtime}, {self.samples} samples"]
-        lines += [f"  {name:<12} {value}" for name, value in self._rows]
-        lines += [f"  {note}" for note in self._notes]
-        return "\n".join(lines)
+        return format_facts(self._title, self._facts, self._notes)
 
     def _repr_html_(self) -> str:
         """Return the report as HTML for notebooks."""
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in self._rows)
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes)
-        return f"<p>{escape(f'{self.model}, {self.samples} samples')}</p><table>{rows}</table>{notes}"
+        return format_facts_as_html(self._title, self._facts, self._notes)

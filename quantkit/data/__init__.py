@@ -12,14 +12,15 @@ from quantkit.data.sources import DATA_KINDS, as_dataset, find_images
 
 if TYPE_CHECKING:
     from quantkit.data.packing import pack, verify
-    from quantkit.pipelines import load_dataset, optimize, profile
+    from quantkit.data.profiling import profile
+    from quantkit.pipelines import load_dataset, optimize
 
 # Functions of packages that are imported on first use.
 _MODULES = {
     "load_dataset": "quantkit.pipelines",
     "optimize": "quantkit.pipelines",
     "pack": "quantkit.data.packing",
-    "profile": "quantkit.pipelines",
+    "profile": "quantkit.data.profiling",
     "verify": "quantkit.data.packing",
 }
 

@@ -6,7 +6,6 @@ The decoder, the resize and the runtime release the interpreter lock, so that th
 values and the rejected samples do not depend on the number of threads.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from quantkit.arguments import public
+from quantkit.cores import available_cores
 from quantkit.data.dataset import Dataset, Sample
 from quantkit.data.pipeline import InputPipeline, Prepared
 from quantkit.errors import InputError
@@ -97,8 +97,7 @@ class _Rejection(NamedTuple):
 
 def default_threads() -> int:
     """Return the number of threads that prepare samples: the cores of this process, at most `MAX_THREADS`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MAX_THREADS)
+    return min(available_cores(), MAX_THREADS)
 
 
 @public

@@ -302,12 +302,16 @@ def _match_records(path: Path) -> list[Path]:
 def _read_records(source: str, files: Iterable[Path]) -> FileDataset:
     """Find the records of TFRecord files: images if the first record holds one, else arrays.
 
+    Empty files count only if all files are empty: every sample of a shard may be damaged.
+
     Raises:
         InputError: a record is damaged, or the first one holds no image, real numbers or byte string.
     """
+    files = list(files)
+    filled = [file for file in files if not file.exists() or file.stat().st_size]
     samples = tuple(
         Sample(f"{file.name}#{number}", path=file, offset=offset)
-        for file in files
+        for file in filled or files
         for number, offset in enumerate(record_offsets(file))
     )
     if not samples:

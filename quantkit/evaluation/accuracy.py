@@ -6,7 +6,6 @@ Each image is decoded once and prepared for each model: float or uint8, channels
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from time import perf_counter
 from typing import Any
 
@@ -33,6 +32,7 @@ from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.opened_model import describe_assumption
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.evaluation.tasks import Score, find_task
+from quantkit.facts import format_facts, format_facts_as_html
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
@@ -55,7 +55,8 @@ class Evaluation:
         reference_runtime: runtime of the reference model.
         samples_per_second: throughput of the model; the first batch does not count if there are more.
         seconds: total time, with decoding and the reference model.
-        input_rates: rates with and without overlap of input and runtime, see `quantkit.data.InputTimes.to_json`.
+        input_rates: rates with and without overlap of input and runtime, from the first sample to the last one: see
+            `quantkit.data.InputTimes.rates`.
         rejected: message by name of each image that could not be decoded.
         unknown_labels: number of samples whose label is not a class of the model.
         preprocessing: description of the preprocessing, with its source.
@@ -147,7 +148,11 @@ class Evaluation:
         }
 
     @property
-    def _rows(self) -> list[tuple[str, str]]:
+    def _title(self) -> str:
+        return f"{self.model} in {self.runtime}, {self.metrics.samples} samples"
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
         metrics = self.metrics
         proportions = (("top-1", metrics.top1), ("top-5", metrics.top5), ("agreement", metrics.agreement))
         rows = [(name, str(value)) for name, value in proportions if value is not None]
@@ -182,22 +187,16 @@ class Evaluation:
         return notes
 
     def __repr__(self) -> str:
-        metrics = [f"{name} {value}" for name, value in self._rows if name in ("top-1", "agreement")]
+        metrics = [f"{name} {value}" for name, value in self._facts if name in ("top-1", "agreement")]
         facts = [f"{self.model!r} in {self.runtime.name}", f"{self.metrics.samples} samples", *metrics]
         return f"Evaluation({', '.join(facts)})"
 
     def __str__(self) -> str:
-        lines = [f"{self.model} in {self.runtime}, {self.metrics.samples} samples"]
-        lines += [f"  {name:<12} {value}" for name, value in self._rows]
-        lines += [f"  {note}" for note in self._notes]
-        return "\n".join(lines)
+        return format_facts(self._title, self._facts, self._notes)
 
     def _repr_html_(self) -> str:
         """Return the metrics as HTML for notebooks."""
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in self._rows)
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes)
-        title = escape(f"{self.model} in {self.runtime}, {self.metrics.samples} samples")
-        return f"<p>{title}</p><table>{rows}</table>{notes}"
+        return format_facts_as_html(self._title, self._facts, self._notes)
 
 
 @public
@@ -342,7 +341,7 @@ def _make_evaluation(facts: EvaluationFacts, counts: EvaluationCounts, seconds: 
         facts.runtimes[1] if len(facts.models) > 1 else None,
         rate * workers,
         seconds,
-        times.rates(counts.evaluated, seconds),
+        times.rates(counts.evaluated, (counts.seconds or seconds) / workers),
         counts.rejected,
         counts.unknown_labels,
         facts.preprocessing,

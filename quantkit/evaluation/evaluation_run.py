@@ -76,6 +76,7 @@ class EvaluationCounts:
         unknown_labels: number of samples whose label is not a class of the model.
         timings: number of samples and seconds of each run of the model.
         times: times of the input.
+        seconds: time from the first sample to the last one; the sum of the parts in several workers.
     """
 
     counter: ClassificationCounter = field(default_factory=ClassificationCounter)
@@ -84,6 +85,7 @@ class EvaluationCounts:
     unknown_labels: int = 0
     timings: list[tuple[int, float]] = field(default_factory=list)
     times: InputTimes = field(default_factory=InputTimes)
+    seconds: float = 0.0
 
     @property
     def samples(self) -> int:
@@ -107,6 +109,7 @@ class EvaluationCounts:
         self.timings += other.timings
         self.times.cpu_seconds += other.times.cpu_seconds
         self.times.waiting_seconds += other.times.waiting_seconds
+        self.seconds += other.seconds
 
 
 class EvaluationRun:
@@ -151,10 +154,12 @@ class EvaluationRun:
     def count(self, dataset: Dataset) -> Iterator[EvaluationCounts]:
         """Count the samples of a dataset, and yield the counts after each batch."""
         samples, counts = dataset.read(self._pipelines[0].rank), self.counts
+        start = perf_counter()
         chunks = prepare_batches(samples, self._pipelines, self._settings.batch, counts.rejected, times=counts.times)
         for chunk in chunks:
             if chunk:
                 self._add(chunk)
+            counts.seconds = perf_counter() - start
             yield counts
 
     def _open(self, index: int, model: Model, dataset: Dataset) -> OpenedModel:

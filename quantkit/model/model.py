@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from quantkit import formats
 from quantkit.arguments import public
 from quantkit.errors import UsageError
+from quantkit.facts import facts_table
 from quantkit.formats import onnx
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph
@@ -202,13 +203,7 @@ class Model:
         return f"Model({', '.join((repr(self.name), *self._facts.values()))})"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        rows = "".join(
-            f"<tr><th>{escape(key)}</th><td>{escape(text)}</td></tr>"
-            for key, text in {"model": self.name, **self._facts}.items()
-        )
-        return f"<table>{rows}</table>"
+        return facts_table([("model", self.name), *self._facts.items()])
 
     @property
     def _facts(self) -> dict[str, str]:

@@ -1,4 +1,9 @@
-"""Caching in memory: at the last stage whose elements are the same in every epoch and fit."""
+"""Caching in memory: at the last stage whose elements are the same in every epoch and fit.
+
+A shuffle before a map can be applied after it, so that the results of the map are the same in every epoch:
+
+    shuffle(k) -> map(f)   ==   map(f) -> shuffle(k)
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,16 +12,31 @@ from typing import Any
 import numpy as np
 
 from quantkit.formats.sizes import format_size
+from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.pipelines.execution import Execution
-from quantkit.pipelines.stages import ONE_TO_ONE, constant_of, element_shapes, element_types, stages_of, unique_name
-from quantkit.pipelines.state import randomness
+from quantkit.pipelines.stages import (
+    BATCHES,
+    MAPS,
+    ONE_TO_ONE,
+    SHUFFLES,
+    constant_of,
+    element_shapes,
+    element_types,
+    function_of,
+    stages_of,
+    unique_name,
+    without_unused_nodes,
+)
+from quantkit.pipelines.state import is_pure, randomness
 
 # Fraction of the free memory that a cache may take.
 _MEMORY_FRACTION = 0.9
 _CACHES = frozenset({"CacheDataset", "CacheDatasetV2"})
+# Stages with some of the elements of their input.
+_SELECTIONS = frozenset({"FilterDataset", "TakeDataset", "SkipDataset", "ShardDataset"})
 # Number of elements whose mean size estimates the size of all elements.
 _SAMPLES = 20
 
@@ -27,7 +47,7 @@ class CacheSite:
 
     Attributes:
         stage: name of the stage.
-        num_elements: number of elements of an epoch.
+        num_elements: maximum number of elements of an epoch.
         num_bytes: estimated size of these elements.
     """
 
@@ -56,12 +76,15 @@ def find_cache_site(graph: Graph, execution: Execution, seconds: float, free_byt
         if unsuitable:
             reason = reason or Skip(unsuitable, stage.name)
             continue
-        count = count_elements(graph, stage, execution, seconds)
+        sizes = [_size_of(element) for element in execution.take(graph, stage, _SAMPLES)]
+        if not sizes:
+            return Skip("the pipeline has no elements", stage.name)
+        mean, limit = float(np.mean(sizes)), free_bytes * _MEMORY_FRACTION
+        count = bound_elements(graph, stage, execution, seconds, max_count=int(limit / max(mean, 1)))
         if count is None:
             return Skip(f"the elements of {stage.name} cannot be counted within {seconds:.0f} s", stage.name)
-        sizes = [_size_of(element) for element in execution.take(graph, stage, _SAMPLES)]
-        num_bytes = int(np.mean(sizes) * count) if sizes else 0
-        if sizes and num_bytes <= free_bytes * _MEMORY_FRACTION:
+        num_bytes = int(mean * count)
+        if num_bytes <= limit:
             return CacheSite(stage.name, count, num_bytes)
         reason = Skip(f"the elements take {format_size(num_bytes)}, more than the free memory", stage.name)
     return reason or Skip("the pipeline has no stages")
@@ -78,17 +101,57 @@ def _unsuitable(graph: Graph, stage: Node) -> str:
     return "" if has_work else f"no function computes the elements of {stage.name}"
 
 
-def count_elements(graph: Graph, stage: Node, execution: Execution, seconds: float) -> int | None:
-    """Return the number of elements of an epoch; None if they cannot be counted in time.
+def bound_elements(graph: Graph, stage: Node, execution: Execution, seconds: float, max_count: int) -> int | None:
+    """Return an upper bound on the number of elements of an epoch; None if it cannot be found in time.
 
-    Stages with one element for each element of their input are not run.
+    Elements are counted only if the bound that follows from the stages is above ``max_count``: a filter then may keep
+    few of them.
     """
-    count = execution.cardinality(graph, stage)
-    if count is not None:
-        return count
-    while stage.op in ONE_TO_ONE:
-        stage = graph[stage.inputs[0].node]
-    return execution.count(graph, stage, seconds)
+    exact = execution.cardinality(graph, stage)
+    if exact is not None:
+        return exact
+    bound = None
+    if stage.op in BATCHES and (size := constant_of(graph, stage.inputs[1])) is not None:
+        count = bound_elements(graph, graph[stage.inputs[0].node], execution, seconds, max_count * int(size))
+        return None if count is None else -(-count // int(size))
+    if stage.op in ONE_TO_ONE | _SELECTIONS:
+        bound = bound_elements(graph, graph[stage.inputs[0].node], execution, seconds, max_count)
+    if bound is not None and (bound <= max_count or stage.op in ONE_TO_ONE):
+        return bound
+    counted = execution.count(graph, stage, seconds)
+    return bound if counted is None else counted
+
+
+def delay_shuffles(graph: Graph) -> Graph:
+    """Apply maps before shuffles, with the same elements in the same order.
+
+    Before:  shuffle(k) -> map(f)
+    After:   map(f) -> shuffle(k)
+
+    The buffer of the shuffle then holds results of the map. Skips maps that are random or have state.
+    """
+    while (site := _find_shuffled_map(graph)) is not None:
+        shuffle, stage = site
+        draft = Draft(graph)
+        draft.replace(stage.name, stage.with_(inputs=(shuffle.inputs[0], *stage.inputs[1:])))
+        name = unique_name(graph, f"{stage.name}/{shuffle.name}")
+        moved = shuffle.with_(name=name, inputs=(Edge(stage.name), *shuffle.inputs[1:])).with_attrs(
+            output_types=element_types(stage), output_shapes=element_shapes(stage)
+        )
+        graph = without_unused_nodes(insert_after(draft.graph(), stage.name, (moved,)))
+    return graph
+
+
+def _find_shuffled_map(graph: Graph) -> tuple[Node, Node] | None:
+    """Return a shuffle and the map after it whose function has no state."""
+    for stage in stages_of(graph):
+        function = function_of(graph, stage)
+        if stage.op not in MAPS or function is None or not is_pure(graph, function):
+            continue
+        shuffle = graph[stage.inputs[0].node]
+        if shuffle.op in SHUFFLES and shuffle.op != "ShuffleAndRepeatDatasetV2":
+            return shuffle, stage
+    return None
 
 
 def _size_of(element: tuple[Any, ...]) -> int:
@@ -118,7 +181,7 @@ def insert_cache(graph: Graph, site: CacheSite) -> Outcome:
     )
     new = insert_after(graph, stage.name, (memory, filename, cache))
     size = format_size(site.num_bytes)
-    return Outcome(new, (f"{site.num_elements} elements of {stage.name} cached in memory ({size})",))
+    return Outcome(new, (f"at most {site.num_elements} elements of {stage.name} cached in memory ({size})",))
 
 
 def insert_after(graph: Graph, name: str, nodes: tuple[Node, ...]) -> Graph:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +13,7 @@ from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.pipelines import bridge
 from quantkit.pipelines.caching import (
-    CacheSite,
+    delay_shuffles,
     find_cache_site,
     free_memory,
     insert_after,
@@ -27,7 +26,7 @@ from quantkit.pipelines.gain import Gain, measure_gain
 from quantkit.pipelines.optimization_report import OptimizationResult, PipelineStep
 from quantkit.pipelines.parallelism import add_prefetch, parallelize
 from quantkit.pipelines.stages import element_shapes, element_types, root_of
-from quantkit.pipelines.state import captured_variable
+from quantkit.pipelines.state import captured_variable, randomness
 from quantkit.pipelines.vectorization import vectorize_maps
 from quantkit.pipelines.verification import Comparison, compare_elements
 from quantkit.progress import OnProgress, Progress, ignore_progress
@@ -46,8 +45,10 @@ _CACHE = "cache"
 _NEUTRAL = frozenset({"add_prefetch"})
 # Fractions of the time budget for the verification and the measurement of one rewrite.
 _VERIFY_FRACTION, _MEASURE_FRACTION = 0.04, 0.1
+# Rewrites that are tried again with the cache, which makes other stages the slowest ones.
+_AFTER_CACHE = ("parallelize", "add_prefetch")
 # Duration of an epoch of the pipelines that measure a cache, and their warm-up, in which the cache is filled.
-_CACHE_EPOCH, _CACHE_WARMUP = 0.5, 1.5
+_CACHE_EPOCH, _CACHE_WARMUP = 0.3, 1.0
 
 
 @public
@@ -110,6 +111,9 @@ class _Optimizer:
         self._execution = Execution()
         self._on_progress = on_progress
         self._difference = ""
+        # Graph before the cache, stage before the cache, and number of its elements in a short epoch.
+        self._uncached = graph
+        self._epoch: tuple[str, int] | None = None
 
     def run(self) -> tuple[Graph, list[PipelineStep], Gain | None]:
         """Return the rewritten graph, the steps, and the gain of all together."""
@@ -128,12 +132,15 @@ class _Optimizer:
             else:
                 steps.append(self._run_step(name))
         applied = [step for step in steps if step.applied]
+        for name in _AFTER_CACHE:
+            if self._epoch and name not in {step.name for step in applied} and perf_counter() < end:
+                self._on_progress(Progress("optimizing", len(names), len(names), f"{name} with the cache"))
+                steps.append(self._run_step(name))
+        applied = [step for step in steps if step.applied]
         if not applied:
             return self._original, steps, None
-        if len(applied) == 1 or applied[-1].name == _CACHE:
-            return self._graph, steps, self._overall(applied)
-        gain = self._measure(self._original, self._graph)
-        if gain.ratio < 1:
+        gain = applied[0].gain if len(applied) == 1 else self._overall()
+        if gain is not None and gain.ratio < 1:
             steps = [step.undone("the rewrites together are slower than the original") for step in steps]
             return self._original, steps, None
         return self._graph, steps, gain
@@ -144,13 +151,15 @@ class _Optimizer:
         except QuantkitError as error:
             return PipelineStep(name, (), (Skip(error.message),))
 
-    def _overall(self, applied: list[PipelineStep]) -> Gain | None:
-        """Return the gain of the only step, or of the steps before a cache and the cache together."""
-        last = applied[-1].gain
-        if len(applied) == 1 or last is None:
-            return last
-        before = self._measure(self._original, self._without_cache)
-        return Gain(before.before, tuple(rate * last.ratio for rate in before.after))
+    def _overall(self) -> Gain:
+        """Return the gain of all steps: of those before the cache times that of the cache and the later ones."""
+        if self._epoch is None:
+            return self._measure(self._original, self._graph)
+        cached = self._measure_epochs(self._uncached, self._graph)
+        if self._uncached is self._original:
+            return cached
+        before = self._measure(self._original, self._uncached)
+        return Gain(before.before, tuple(rate * cached.ratio for rate in before.after))
 
     def _check_original(self) -> str:
         """Return the reason why the pipeline cannot be optimized; empty if it can."""
@@ -173,7 +182,8 @@ class _Optimizer:
         comparison = self._verify(outcome.graph)
         if comparison.difference:
             return PipelineStep(name, outcome.changes, outcome.skips, comparison, reason=comparison.difference)
-        gain = self._measure(self._graph, outcome.graph)
+        measure = self._measure_epochs if self._epoch else self._measure
+        gain = measure(self._graph, outcome.graph)
         step = PipelineStep(name, outcome.changes, outcome.skips, comparison, gain, applied=gain.is_gain)
         if not gain.is_gain:
             return step.undone("no gain")
@@ -185,45 +195,52 @@ class _Optimizer:
             return Comparison(0)
         return compare_elements(self._original, graph, self._execution, self._verify_seconds)
 
-    def _measure(self, before: Graph, after: Graph, warmup: float | None = None) -> Gain:
-        measure = partial(measure_gain, before, after, self._execution, self._measure_seconds)
-        return measure() if warmup is None else measure(warmup=warmup)
+    def _measure(self, before: Graph, after: Graph) -> Gain:
+        return measure_gain(before, after, self._execution, self._measure_seconds)
+
+    def _measure_epochs(self, before: Graph, after: Graph) -> Gain:
+        """Measure from the second epoch on, with short epochs."""
+        assert self._epoch is not None
+        first, second = (_shorten_epoch(graph, *self._epoch) for graph in (before, after))
+        return measure_gain(first, second, self._execution, self._measure_seconds, warmup=_CACHE_WARMUP)
 
     def _cache(self) -> PipelineStep:
-        """Verify a cache, and measure it on short epochs from the second one on."""
-        site = find_cache_site(self._graph, self._execution, self._measure_seconds, free_memory())
+        """Verify and measure a cache, after maps that can be applied before their shuffles."""
+        graph = delay_shuffles(self._graph)
+        site = find_cache_site(graph, self._execution, self._measure_seconds, free_memory())
         if isinstance(site, Skip):
             return PipelineStep(_CACHE, (), (site,))
-        outcome = insert_cache(self._graph, site)
-        comparison = self._verify(outcome.graph)
+        is_random = bool(randomness(self._graph, self._graph[site.stage]))
+        cached = insert_cache(graph if is_random else self._graph, site)
+        changes = (*(["shuffles moved after maps"] if is_random else []), *cached.changes)
+        comparison = self._verify(cached.graph)
         if comparison.difference:
-            return PipelineStep(_CACHE, outcome.changes, (), comparison, reason=comparison.difference)
-        short = self._with_short_epoch(site)
-        shorter = CacheSite(_SHORT_EPOCH, site.num_elements, site.num_bytes)
-        gain = self._measure(short, insert_cache(short, shorter).graph, _CACHE_WARMUP)
-        step = PipelineStep(_CACHE, outcome.changes, (), comparison, gain, applied=gain.is_gain)
+            return PipelineStep(_CACHE, changes, (), comparison, reason=comparison.difference)
+        self._epoch = site.stage, self._count_for(_CACHE_EPOCH, self._graph[site.stage])
+        gain = self._measure_epochs(self._graph, cached.graph)
+        step = PipelineStep(_CACHE, changes, (), comparison, gain, applied=gain.is_gain)
         if not gain.is_gain:
+            self._epoch = None
             return step.undone("no gain")
-        self._without_cache, self._graph = self._graph, outcome.graph
+        self._uncached, self._graph = self._graph, cached.graph
         return step
 
-    def _with_short_epoch(self, site: CacheSite) -> Graph:
-        """Return the pipeline with the first elements of a stage only, so that an epoch takes half a second."""
-        stage = self._graph[site.stage]
-        end = perf_counter() + _CACHE_EPOCH
+    def _count_for(self, seconds: float, stage: Node) -> int:
+        """Return the number of elements of a stage in a time, at least 1."""
+        end = perf_counter() + seconds
         count = 0
         for _ in self._execution.elements(self._graph, stage):
             count += 1
             if perf_counter() > end:
                 break
-        return insert_after(self._graph, stage.name, _take_nodes(stage, max(count, 1)))
+        return max(count, 1)
 
 
-_SHORT_EPOCH = "quantkit/short_epoch_stage"
-
-
-def _take_nodes(stage: Node, count: int) -> tuple[Node, ...]:
-    limit = constant(f"{_SHORT_EPOCH}/count", count, DType.INT64)
-    spec: dict[str, Attr] = {"output_types": element_types(stage), "output_shapes": element_shapes(stage)}
-    take = Node(_SHORT_EPOCH, "TakeDataset", (Edge(stage.name), Edge(limit.name)), attrs={**spec, "metadata": b""})
-    return limit, take
+def _shorten_epoch(graph: Graph, stage: str, count: int) -> Graph:
+    """Return the pipeline with the first elements of a stage only."""
+    node = graph[stage]
+    limit = constant("quantkit/short_epoch/count", count, DType.INT64)
+    spec: dict[str, Attr] = {"output_types": element_types(node), "output_shapes": element_shapes(node)}
+    inputs = (Edge(stage), Edge(limit.name))
+    take = Node("quantkit/short_epoch_stage", "TakeDataset", inputs, attrs={**spec, "metadata": b""})
+    return insert_after(graph, stage, (limit, take))

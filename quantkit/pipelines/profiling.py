@@ -10,18 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.arguments import parse_duration, public
-from quantkit.data.packing.workflow import available_cores
+from quantkit.cores import available_cores
 from quantkit.errors import UnavailableError, one_line
 from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType
 from quantkit.pipelines import bridge
-from quantkit.pipelines.data_pipelines import as_pipeline
 from quantkit.pipelines.stage_model import RateLimit, StageTime, configured_limit, cores_limit, read_model
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 
-DEFAULT_SECONDS = "3s"
 # Maximum number of bytes that are read to measure the disk.
 _DISK_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
@@ -120,24 +117,17 @@ class PipelineProfile:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-@public
-def profile(
-    data: Any, *, seconds: float | str = DEFAULT_SECONDS, step_seconds: float | str | None = None
-) -> PipelineProfile:
-    """Profile an input pipeline: rates, the core time of each stage, and the limits.
+def profile_dataset(dataset: Any, seconds: float, step_seconds: float | None = None) -> PipelineProfile:
+    """Profile a ``tf.data.Dataset``.
 
     Args:
-        data: ``tf.data.Dataset``; or a folder, list or TFRecord files of images, which are read and decoded.
-        seconds: time of the measurement in seconds, or a text such as ``3s``.
-        step_seconds: time in which the consumer processes one element, for example a training step.
+        dataset: the dataset.
+        seconds: time of the measurement.
+        step_seconds: time in which the consumer processes one element; None if it is not known.
 
     Raises:
-        UsageError: an argument is wrong.
-        UnavailableError: TensorFlow is not installed, or the pipeline fails or has autotuning disabled.
+        UnavailableError: the pipeline fails or has autotuning disabled.
     """
-    duration = parse_duration(seconds, "seconds")
-    step = None if step_seconds is None else parse_duration(step_seconds, "step_seconds")
-    dataset = as_pipeline(data)
     graph = bridge.to_graph(dataset)
     tf = import_tensorflow()
     try:
@@ -145,7 +135,7 @@ def profile(
         next(iterator)
         started = perf_counter()
         count = num_bytes = 0
-        while not count or perf_counter() - started < duration:
+        while not count or perf_counter() - started < seconds:
             num_bytes += sum(_num_bytes(tensor) for tensor in tf.nest.flatten(next(iterator), expand_composites=True))
             count += 1
         passed = perf_counter() - started
@@ -155,7 +145,7 @@ def profile(
     except Exception as error:  # TensorFlow raises errors of many types
         raise UnavailableError(f"the pipeline cannot be profiled: {one_line(str(error))}") from error
     disk = measure_disk(files_of(graph))
-    return PipelineProfile(count / passed, num_bytes / passed, stages[1:], available_cores(), disk, step)
+    return PipelineProfile(count / passed, num_bytes / passed, stages[1:], available_cores(), disk, step_seconds)
 
 
 def _num_bytes(tensor: Any) -> int:

@@ -1,6 +1,5 @@
 """LiteRT: ``.tflite`` files, and TensorFlow graphs through TensorFlow's converter."""
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.cores import available_cores
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
@@ -118,7 +118,7 @@ def _source(model: Graph | Path) -> Mapping[str, Any]:
 def _num_threads(options: SessionOptions) -> int:
     """Return the size of the thread pool; default: the number of CPUs, as in the other runtimes (LiteRT's own is 1)."""
     if options.intra_op is None and options.inter_op is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return available_cores()
     return (options.intra_op or 1) * (options.inter_op or 1)
 
 

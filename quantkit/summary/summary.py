@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from quantkit.arguments import public, without_none
+from quantkit.facts import facts_table
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
@@ -152,8 +152,7 @@ class Summary:
 
     def _repr_html_(self) -> str:
         """Return the facts as HTML for notebooks."""
-        rows = "".join(f"<tr><th>{label}</th><td>{escape(text)}</td></tr>" for label, text in self.rows)
-        return f"<table>{rows}</table>"
+        return facts_table(self.rows)
 
 
 @public

@@ -148,6 +148,17 @@ def test_damaged_images_are_listed(images: Path, tmp_path: Path) -> None:
     assert "3 samples are not packed" in str(result)
 
 
+def test_shard_of_damaged_images_is_skipped(images: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        (images / "cat" / f"0{number}.png").write_bytes(b"not an image" * 20)
+    result = pack(images, tmp_path / "shards", shard_size=1, workers=1, keep_order=True)
+    empty = [path for path in result.files if not path.stat().st_size]
+    assert empty
+    assert as_dataset(tmp_path / "shards").size == 12
+    with pytest.raises(InputError, match="is empty"):
+        as_dataset(empty[0])
+
+
 def test_images_can_be_resized_and_encoded_again(images: Path, tmp_path: Path) -> None:
     (images / "cat" / "large.png").write_bytes(encode(pixels_of(1, 40)[:, :20]))
     (images / "cat" / "web.webp").write_bytes(encode(pixels_of(1, 6), "WEBP"))

@@ -219,7 +219,32 @@ def test_elements_of_different_shapes_are_counted(execution: Execution) -> None:
     dataset = tf.data.Dataset.range(7).filter(lambda x: x != 3).map(lambda x: tf.range(x))
     site = caching.find_cache_site(bridge.to_graph(dataset), execution, 5.0, 10**9)
     assert isinstance(site, caching.CacheSite)
-    assert site.num_elements == 6
+    assert site.num_elements == 7  # the bound that follows from the range
+    short_of_memory = caching.find_cache_site(bridge.to_graph(dataset), execution, 5.0, site.num_bytes)
+    assert isinstance(short_of_memory, caching.CacheSite)
+    assert short_of_memory.num_elements == 6
+
+
+def test_elements_after_a_slow_filter_are_bounded(execution: Execution) -> None:
+    """The bound needs no run of the filter, whose elements cannot be counted in the given time."""
+    dataset = tf.data.Dataset.range(1000).filter(lambda x: x % 2 == 0).batch(8, drop_remainder=True).prefetch(2)
+    site = caching.find_cache_site(bridge.to_graph(dataset), execution, 0.0, 10**9)
+    assert isinstance(site, caching.CacheSite)
+    assert site.num_elements == 125
+
+
+def test_shuffles_are_delayed_for_a_cache(execution: Execution) -> None:
+    numbers = tf.data.Dataset.range(30).shuffle(5)
+    graph = bridge.to_graph(numbers.map(lambda x: x * 2).map(lambda x: (x, x + 1)).batch(4))
+    delayed = caching.delay_shuffles(graph)
+    assert ops_of(delayed) == ["Range", "Map", "Map", "Shuffle", "Batch"]
+    site = caching.find_cache_site(delayed, execution, 1.0, 10**9)
+    assert isinstance(site, caching.CacheSite)
+    cached = caching.insert_cache(delayed, site).graph
+    assert ops_of(cached) == ["Range", "Map", "Map", "Cache", "Shuffle", "Batch"]
+    assert assert_same_elements(graph, cached, execution) == 8
+    random = bridge.to_graph(numbers.map(lambda x: tf.random.uniform([2])))
+    assert caching.delay_shuffles(random) is random
 
 
 @pytest.mark.parametrize(

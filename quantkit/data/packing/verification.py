@@ -8,9 +8,9 @@ from pathlib import Path
 from time import monotonic
 
 from quantkit.arguments import expand_user, public, require_path, require_positive, without_none
+from quantkit.cores import available_cores
 from quantkit.data.packing.index import read_index
 from quantkit.data.packing.report import VerificationResult
-from quantkit.data.packing.workflow import available_cores
 from quantkit.data.packing.writer import Shard
 from quantkit.errors import InputError
 from quantkit.formats.tfrecord import find_damaged_record, is_tfrecord

@@ -16,6 +16,7 @@ from quantkit.arguments import (
     require_positive,
     without_none,
 )
+from quantkit.cores import available_cores
 from quantkit.data.packing.cifar import SPLITS
 from quantkit.data.packing.examples import ImageOptions
 from quantkit.data.packing.index import Index, Journal, index_path
@@ -152,11 +153,6 @@ def parse_size(value: str | int) -> int:
             f"shard_size is {value!r}, and must be a size such as 100MB", hint="the suffixes are kB, MB and GB"
         )
     return size
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _locate(

@@ -1,11 +1,35 @@
-"""Pipelines of the data that commands take: images in folders, lists and TFRecord files."""
+"""Profile of an input pipeline: a ``tf.data.Dataset``, or the one that reads and decodes the images of a dataset."""
 
 from typing import Any
 
+from quantkit.arguments import parse_duration, public
 from quantkit.data.dataset import IMAGE_FEATURES, FileDataset, encoded_image
 from quantkit.data.sources import as_dataset
 from quantkit.errors import UsageError
+from quantkit.pipelines import PipelineProfile, profile_dataset
 from quantkit.runtimes.tensorflow_library import import_tensorflow
+
+DEFAULT_SECONDS = "3s"
+
+
+@public
+def profile(
+    data: Any, *, seconds: float | str = DEFAULT_SECONDS, step_seconds: float | str | None = None
+) -> PipelineProfile:
+    """Profile an input pipeline: rates, the core time of each stage, and the limits.
+
+    Args:
+        data: ``tf.data.Dataset``; or a folder, list or TFRecord files of images, which are read and decoded.
+        seconds: time of the measurement in seconds, or a text such as ``3s``.
+        step_seconds: time in which the consumer processes one element, for example a training step.
+
+    Raises:
+        UsageError: an argument is wrong.
+        UnavailableError: TensorFlow is not installed, or the pipeline fails or has autotuning disabled.
+    """
+    duration = parse_duration(seconds, "seconds")
+    step = None if step_seconds is None else parse_duration(step_seconds, "step_seconds")
+    return profile_dataset(as_pipeline(data), duration, step)
 
 
 def as_pipeline(data: Any) -> Any:

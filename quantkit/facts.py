@@ -1,0 +1,30 @@
+"""Facts of a report, as text and as HTML for notebooks."""
+
+from collections.abc import Iterable
+from html import escape
+
+# Name and value of each fact.
+Facts = Iterable[tuple[str, str]]
+
+
+def format_facts(title: str, facts: Facts, notes: Iterable[str] = ()) -> str:
+    """Return a title and one line for each fact and note.
+
+    >>> print(format_facts("digits", [("speed", "10 samples per second")], ["no labels"]))
+    digits
+      speed        10 samples per second
+      no labels
+    """
+    return "\n".join([title, *(f"  {name:<12} {value}" for name, value in facts), *(f"  {note}" for note in notes)])
+
+
+def format_facts_as_html(title: str, facts: Facts, notes: Iterable[str] = ()) -> str:
+    """Return a title, a table with one row for each fact, and one paragraph for each note."""
+    paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    return f"<p>{escape(title)}</p>{facts_table(facts)}{paragraphs}"
+
+
+def facts_table(facts: Facts) -> str:
+    """Return an HTML table with one row for each fact."""
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts)
+    return f"<table>{rows}</table>"
