@@ -1,13 +1,15 @@
 """Workers in a Ray cluster: one actor for each group of cores or each GPU, on any of its machines.
 
 Ray is imported when a cluster is opened, without usage statistics and without its dashboard. Ray on this machine is
-started with its files in a temporary folder, and stopped at the end; a running cluster keeps running.
+started with its files in a temporary folder and its token in the environment, and stopped at the end; a running cluster
+keeps running.
 """
 
 import importlib
 import logging
 import os
 import pickle
+import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
@@ -22,6 +24,9 @@ from quantkit.workers.service import Response, Service, ServiceSpec, WorkerResou
 
 # Ray's smallest object store in bytes: tasks and results are small.
 OBJECT_STORE_BYTES = 100_000_000
+# Without a token in the environment, Ray writes one to ~/.ray. Ray keeps the first token of a process.
+_TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_TOKEN = secrets.token_hex(32)
 
 
 def available() -> Availability:
@@ -108,6 +113,7 @@ class RayCluster(Cluster):
     def _start(self, num_cpus: int, address: str) -> None:
         common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if not address:
+            self._set_token()
             folder = self._stack.enter_context(temporary_folder())
             common |= {
                 "num_cpus": num_cpus,
@@ -126,6 +132,12 @@ class RayCluster(Cluster):
             where = f"no Ray cluster responds at {address}" if address else "Ray does not start"
             hint = "ray status shows the cluster" if address else "use --cluster local"
             raise UnavailableError(f"{where}: {one_line(str(error))}", hint=hint) from None
+
+    def _set_token(self) -> None:
+        """Set the token of the processes of this cluster, unless the user chose one."""
+        if not any(name in os.environ for name in _TOKEN_VARIABLES):
+            os.environ[_TOKEN_VARIABLES[0]] = _TOKEN
+            self._stack.callback(os.environ.pop, _TOKEN_VARIABLES[0], None)
 
     def placement(self, index: int) -> WorkerResources:
         return WorkerResources(index, self._threads, self._device)

@@ -308,11 +308,19 @@ def test_ray_writes_the_same_bytes(
     tmp_path: Path,
     use_inline: Callable[..., InlineCluster],
     capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("ray", reason="pip install 'quantkit[distributed]'")
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
     result = run(images, tmp_path / "ray", cluster="ray", workers=1, threads=1)
     assert result.cluster == "ray"
     assert not capfd.readouterr().out
+    assert not (home / ".ray").exists()
+    assert "RAY_AUTH_TOKEN" not in os.environ
     use_inline()
     run(images, tmp_path / "inline")
     assert contents(tmp_path / "ray") == contents(tmp_path / "inline")
