@@ -1,15 +1,16 @@
 """Optimize input pipelines, and compare them with a hand sweep, with AUTOTUNE, and element by element.
 
-    python tests/bench/measure_pipelines.py [--only generated|pipelines] [--count 200] [--budget 20]
+    python tests/bench/measure_pipelines.py [--only generated|pipelines] [--names filter] [--count 200] [--budget 30]
 
-Writes ``tests/bench/pipelines.json`` after each row. ``pipelines``: the pipeline of the article (parse each example,
-then batch) and seven others; each one is optimized, and the original, the optimized one and the variants of a hand
-sweep are measured in alternation. ``generated``: random pipelines, all rewrites applied without a measurement, all
-elements compared.
+Takes about 13 minutes. Writes ``tests/bench/pipelines.json`` after each row. ``pipelines``: the pipeline of the article
+(parse each example, then batch) and seven others; each one is optimized, and the original, the optimized one and the
+variants of a hand sweep are measured in alternation. ``generated``: random pipelines, all rewrites applied without a
+measurement, all elements compared.
 """
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,6 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-from generated_pipelines import make_pipeline
 
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.ir.graph import Graph
@@ -28,8 +28,10 @@ from quantkit.pipelines.optimization import REWRITES
 from quantkit.pipelines.verification import describe_difference, fix_randomness
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from generated_pipelines import make_pipeline
+
 tf = import_tensorflow()
-OUTPUT = Path(__file__).with_name("pipelines.json")
 ROUNDS = 3
 AUTOTUNE = tf.data.AUTOTUNE
 # Variant of the hand sweep: number of parallel calls, prefetch, cache.
@@ -103,8 +105,12 @@ def pipelines(folder: Path) -> dict[str, tuple[Build, bool]]:
         return tail(dataset.shuffle(100).map(augment, calls).batch(16), prefetch)
 
     def small_files(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
-        dataset = tf.data.Dataset.from_tensor_slices(images).shuffle(200)
-        return tail(dataset.map(tf.io.read_file, calls).map(tf.strings.length, calls).batch(32), prefetch)
+        files = tf.data.Dataset.from_tensor_slices(images)
+        if cache:  # by hand, a cache needs the shuffle after it
+            lengths = files.map(tf.io.read_file, calls).map(tf.strings.length, calls).cache()
+            return tail(lengths.shuffle(200).batch(32), prefetch)
+        dataset = files.shuffle(200).map(tf.io.read_file, calls).map(tf.strings.length, calls)
+        return tail(dataset.batch(32), prefetch)
 
     def read_slowly(path: Any) -> Any:
         rows = tf.data.Dataset.range(20).map(lambda row: tf.cast(row, tf.float32))
@@ -135,7 +141,7 @@ def pipelines(folder: Path) -> dict[str, tuple[Build, bool]]:
     return {
         "article: parse each example, then batch": (article, False),
         "JPEG decode and augment": (jpeg, True),
-        "many small files": (small_files, False),
+        "many small files": (small_files, True),
         "interleave of slow files": (interleave_files, True),
         "filter": (filter_rows, True),
         "map with state": (stateful, False),
@@ -168,6 +174,7 @@ def measure_pipeline(name: str, build: Build, fits: bool, execution: Execution, 
     return {
         "pipeline": name,
         "applied": list(result.applied),
+        "python": result.python().splitlines(),
         "verified_elements": max((step.to_json()["verified_elements"] for step in result.steps), default=0),
         "rates": rates,
         "ratio_to_original": ratio("optimized", "original"),
@@ -195,6 +202,7 @@ def measure_generated(count: int, execution: Execution) -> dict[str, Any]:
         original = graph = bridge.to_graph(make_pipeline(seed))
         for rewrite in REWRITES.values():
             graph = rewrite(graph).graph
+        graph = caching.delay_shuffles(graph)
         site = caching.find_cache_site(graph, execution, 5.0, 1 << 30)
         if isinstance(site, caching.CacheSite):
             graph = caching.insert_cache(graph, site).graph
@@ -209,26 +217,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=("generated", "pipelines"))
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--budget", type=float, default=20)
+    parser.add_argument("--names", nargs="*", default=[""], help="first characters of the names of pipelines")
+    parser.add_argument("--budget", type=float, default=30)
+    parser.add_argument("--target", type=Path, default=Path(__file__).with_name("pipelines.json"))
     args = parser.parse_args()
     execution = Execution()
-    document: dict[str, Any] = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {}
+    document: dict[str, Any] = json.loads(args.target.read_text()) if args.target.exists() else {}
     document |= {
         "schema": "quantkit.bench_pipelines/1",
         "machine": this_machine().to_json(),
-        "note": "2 shared cores, loaded by other processes: only the paired ratios are meaningful",
     }
     document.setdefault("rows", [])
     if args.only != "pipelines":
         document["generated"] = measure_generated(args.count, execution)
-        OUTPUT.write_text(json.dumps(document, indent=1) + "\n")
+        args.target.write_text(json.dumps(document, indent=1) + "\n")
         print(document["generated"], flush=True)
     if args.only != "generated":
         with tempfile.TemporaryDirectory() as folder:
             for name, (build, fits) in pipelines(Path(folder)).items():
+                if not name.startswith(tuple(args.names)):
+                    continue
                 row = measure_pipeline(name, build, fits, execution, args.budget)
                 document["rows"] = [other for other in document["rows"] if other["pipeline"] != name] + [row]
-                OUTPUT.write_text(json.dumps(document, indent=1) + "\n")
+                args.target.write_text(json.dumps(document, indent=1) + "\n")
                 print({key: value for key, value in row.items() if key != "rates"}, flush=True)
 
 

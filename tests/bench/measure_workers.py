@@ -1,30 +1,30 @@
-"""Measure batch inference with workers, its behavior when processes are killed, and the overlap of input and runtime.
+"""Measure batch inference with workers: speed, efficiency, overhead, and the overlap of input and runtime.
 
-    python tests/bench/measure_workers.py MODEL IMAGES [--samples 2000] [--rounds 3] [--kills 20] [--no-ray]
+    python tests/bench/measure_workers.py MODEL IMAGES [--samples 2000] [--rounds 2] [--no-ray]
 
-MODEL is a classifier with one thread per worker, IMAGES a folder. Writes `workers.json`:
+Takes about 13 minutes with an int8 Inception v3. MODEL is a classifier, IMAGES a folder of JPEG files. Writes
+`workers.json`:
 
-    rounds      images per second after the start with 1 and 2 workers, processes and Ray, in alternation
-    loop        time per image of a plain loop and of a worker, in alternation
-    kills       random kills of workers and of the command; the result files are compared with those of a quiet run
+    rounds      runs of all samples with 1 worker on 1 core and 2 workers on 2 cores, processes and Ray, in alternation
+    overhead    time of a worker per image, and of a plain loop over the same images, shard by shard in alternation
     evaluate    images per second of evaluate without and with overlap, in alternation
     prediction  duration with 2 workers: simulated from the shards of 1 worker, and measured
     all_reduce  duration of a ring all-reduce between processes, and the prediction of the formula
+
+Each worker has one thread. `measure_worker_kills.py` measures the behavior when processes are killed.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
-import random
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from threading import Thread
@@ -33,31 +33,45 @@ from typing import Any
 import numpy as np
 
 import quantkit as qk
-from quantkit.batch_inference import BatchInference, MeasuredParts, simulate_run
+from quantkit.batch_inference import BatchInference, MeasuredParts, simulate_run, workflow
+from quantkit.batch_inference.service import InferenceService, InferenceTask, ShardResult
 from quantkit.batch_inference.simulation import ring_all_reduce_seconds
 from quantkit.benchmark.host.machine import this_machine
-from quantkit.data import InputPipeline, as_dataset, preparation, prepare_batches
+from quantkit.data import Dataset, InputPipeline, as_dataset, preparation, prepare_batches
 from quantkit.evaluation.opened_model import open_model
 from quantkit.runtimes.session import SessionOptions
+from quantkit.workers import ServiceSpec
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from inline_clusters import InlineCluster
+from linked_images import link_images
 
 HERE = Path(__file__).parent
 BATCH = 8
+SHARD_SIZE = 40
+# Images of the comparison with a plain loop, and of each evaluation.
+OVERHEAD_SAMPLES = 400
+EVALUATIONS = 4
 
 
-def list_images(folder: Path, samples: int, target: Path) -> Path:
-    """Write a list with a number of images; images of a small folder repeat as links with other names."""
-    images = sorted(folder.glob("*.jpg"))
-    links = target / "images"
-    links.mkdir()
-    for number in range(samples):
-        (links / f"{number:05}.jpg").symlink_to(images[number % len(images)].resolve())
-    return links
+@contextmanager
+def cores(count: int) -> Iterator[None]:
+    """Limit this process and its children to a number of cores."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(own)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
 
 
-def run(model: str, data: Path, folder: Path, cluster: str, workers: int, shard_size: int) -> BatchInference:
-    """Run with one thread per worker."""
+def run(model: str, data: Path, folder: Path, cluster: str, workers: int) -> BatchInference:
+    """Run with one thread and one core for each worker."""
     shutil.rmtree(folder, ignore_errors=True)
-    return qk.run(model, data, folder, cluster=cluster, workers=workers, threads=1, shard_size=shard_size, batch=BATCH)
+    with cores(workers):
+        return qk.run(
+            model, data, folder, cluster=cluster, workers=workers, threads=1, shard_size=SHARD_SIZE, batch=BATCH
+        )
 
 
 def rate_after_start(result: BatchInference) -> float:
@@ -66,28 +80,69 @@ def rate_after_start(result: BatchInference) -> float:
     return result.samples / (max(worker.alive_seconds for worker in result.workers) - opened)
 
 
+def busy_rate(result: BatchInference) -> float:
+    """Return the sum of the rates of the workers while they have a shard."""
+    samples = result.samples / len(result.shard_seconds)
+    return sum(worker.tasks * samples / worker.busy_seconds for worker in result.workers)
+
+
 def describe(result: BatchInference) -> dict[str, Any]:
-    """Return the rate, the parts and the shards of a run."""
+    """Return the rates, the parts and the shards of a run."""
     document = result.to_json()
-    keys = ("seconds", "parts", "input", "workers", "cluster", "threads")
-    shards = list(result.shard_seconds)
-    return {**{key: document[key] for key in keys}, "rate": rate_after_start(result), "shard_seconds": shards}
+    keys = ("samples", "seconds", "parts", "input", "workers", "cluster", "threads")
+    rates = {"rate": rate_after_start(result), "busy_rate": busy_rate(result)}
+    return {**{key: document[key] for key in keys}, **rates, "shard_seconds": list(result.shard_seconds)}
 
 
-def plain_loop(model: str, data: Path) -> float:
-    """Return the seconds per image of a loop without workers, shards and files, in a process with one core."""
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    dataset = as_dataset(data, keep_order=True)
-    opened = open_model(qk.load(model), options=SessionOptions(intra_op=1))
-    pipeline = InputPipeline.of(opened.session.inputs, dataset, opened.card or opened.basis)
-    size, count = pipeline.batch_size or BATCH, 0
-    start = time.perf_counter()
-    for chunk in prepare_batches(dataset.read(), [pipeline], size, {}, threads=1):
-        opened.predict(pipeline, [values[0] for _, values in chunk], BATCH).argmax(axis=1)
-        count += len(chunk)
-    seconds = (time.perf_counter() - start) / count
-    opened.session.close()
-    return seconds
+def efficiency(round_: dict[str, Any], cluster: str, key: str) -> float:
+    return float(round_[f"{cluster} 2"][key] / round_[f"{cluster} 1"][key] / 2)
+
+
+class PlainLoop:
+    """Loop without workers, shards and result files."""
+
+    def __init__(self, model: str, data: Dataset) -> None:
+        self._opened = open_model(qk.load(model), options=SessionOptions(intra_op=1))
+        self._pipeline = InputPipeline.of(self._opened.session.inputs, data, self._opened.card or self._opened.basis)
+
+    def seconds(self, data: Dataset) -> float:
+        """Return the duration of the loop over a dataset."""
+        start = time.perf_counter()
+        for chunk in prepare_batches(data.read(), [self._pipeline], self._pipeline.batch_size or BATCH, {}, threads=1):
+            self._opened.predict(self._pipeline, [values[0] for _, values in chunk], BATCH).argmax(axis=1)
+        return time.perf_counter() - start
+
+
+class PairedService(InferenceService):
+    """Service that measures a plain loop before or after each shard."""
+
+    loop: PlainLoop
+    pairs: list[tuple[float, float]]
+
+    def run(self, task: InferenceTask) -> ShardResult:
+        first = self.loop.seconds(task.data) if len(self.pairs) % 2 else None
+        start = time.perf_counter()
+        result = super().run(task)
+        own = time.perf_counter() - start
+        self.pairs.append((first or self.loop.seconds(task.data), own))
+        return result
+
+
+def measure_overhead(model: str, data: str, folder: str) -> list[tuple[float, float]]:
+    """Return the durations of a plain loop and of a worker for each shard, on one core."""
+    PairedService.loop, PairedService.pairs = PlainLoop(model, as_dataset(data)), []
+
+    class PairedCluster(InlineCluster):
+        def start(self, spec: ServiceSpec, index: int) -> Any:
+            return super().start(ServiceSpec(PairedService, spec.arguments), index)
+
+    @contextmanager
+    def open_inline(options: object) -> Iterator[InlineCluster]:
+        yield PairedCluster()
+
+    workflow.open_cluster = open_inline  # type: ignore[assignment]
+    run(model, Path(data), Path(folder), "local", 1)
+    return PairedService.pairs[2:]  # the first shards warm up
 
 
 def in_child(function: Any, *arguments: Any) -> Any:
@@ -96,77 +151,42 @@ def in_child(function: Any, *arguments: Any) -> Any:
         return pool.apply(function, arguments)
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes below a process."""
-    import psutil
-
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def kind_of(pid: int) -> str:
-    """Return ``worker``, ``node`` for the main process of a Ray node, or an empty string."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ""
-    if b"quantkit.workers.child" in command or b"ray::RayService" in command:
-        return "worker"
-    return "node" if b"raylet/raylet" in command else ""
-
-
-def kill_at_random(command: list[str], folder: Path, kills: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Start the command until the results are complete, and kill it or one of its workers at random moments."""
-    generator = random.Random(seed)
-    victims = 0
-    while not (folder / "report.json").exists():
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None:
-            if victims >= kills:
-                process.wait()
-                break
-            time.sleep(generator.uniform(0.5, 6.0))
-            candidates = {pid: kind for pid in children(process.pid) if (kind := kind_of(pid))}
-            candidates[process.pid] = "command"
-            kind = generator.choice(["worker", "worker", "command", "node"])
-            pids = [pid for pid in candidates if candidates[pid] == kind]
-            if not pids or process.poll() is not None:
-                continue
-            pid = generator.choice(pids)
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            victims += 1
-            finished = len(list(folder.glob("results-*")))
-            yield {"victim": kind, "finished_shards": finished}
-            if kind != "worker":
-                process.wait()
-
-
-def measure_kills(model: str, data: Path, folder: Path, cluster: str, kills: int, shard_size: int) -> dict[str, Any]:
-    """Return the kills, and True if the result files equal those of a quiet run."""
-    quiet, killed = folder / f"quiet_{cluster}", folder / f"killed_{cluster}"
-    run(model, data, quiet, cluster, 2, shard_size)
-    command = [sys.executable, "-m", "quantkit", "run", model, "--data", str(data), "-o", str(killed), "-q"]
-    command += ["--workers=2", "--threads=1", f"--shard-size={shard_size}", f"--batch={BATCH}", f"--cluster={cluster}"]
-    command += ["--retries=5"]
-    events = list(kill_at_random(command, killed, kills, seed=1))
-    names = sorted(path.name for path in quiet.glob("results-*"))
-    equal = names == sorted(path.name for path in killed.glob("results-*")) and all(
-        (quiet / name).read_bytes() == (killed / name).read_bytes() for name in names
-    )
-    remaining = [path.name for path in killed.glob(".results-*")]
-    return {"cluster": cluster, "kills": events, "files": len(names), "equal": equal, "remaining": remaining}
-
-
-def measure_overlap(model: str, data: Path, threads: int) -> dict[str, float]:
+def measure_evaluate(model: str, data: str, threads: int) -> dict[str, float]:
     """Return the rates of evaluate with a number of input threads."""
     preparation.default_threads = lambda: threads
     evaluation = qk.evaluate(model, data)
     return {"threads": threads, "seconds": evaluation.seconds, **evaluation.input_rates}
+
+
+def compare_evaluations(model: str, images: Path, samples: int, folder: Path) -> dict[str, Any]:
+    """Evaluate all samples without and with overlap, part by part in alternation."""
+    rows = []
+    for number in range(EVALUATIONS):
+        data = str(link_images(images, samples // EVALUATIONS, folder / f"part{number}"))
+        order = (0, 2) if number % 2 == 0 else (2, 0)
+        pair = {threads: in_child(measure_evaluate, model, data, threads) for threads in order}
+        rows.append([pair[0], pair[2]])
+    return {
+        "samples": samples // EVALUATIONS * EVALUATIONS,
+        "pairs": rows,
+        "speedup": median(after["samples_per_second"] / before["samples_per_second"] for before, after in rows),
+        "waiting_fraction": [median(row[index]["waiting_fraction"] for row in rows) for index in (0, 1)],
+    }
+
+
+def predict(single: BatchInference, double: BatchInference) -> dict[str, float]:
+    """Return simulated durations of a run with two workers, and the measured one, from the first opened model on."""
+    parts = MeasuredParts(0.0, single.shard_seconds, single.parts["overhead"] / len(single.shard_seconds))
+    slowdown = (sum(double.shard_seconds) / double.samples) / (sum(single.shard_seconds) / single.samples)
+    measured = double.samples / rate_after_start(double)
+    simulated = simulate_run(parts, 2)
+    return {
+        "simulated_seconds": simulated,
+        "measured_seconds": measured,
+        "ratio": measured / simulated,
+        "slowdown": slowdown,
+        "simulated_with_slowdown_seconds": simulate_run(parts, 2, slowdown=slowdown),
+    }
 
 
 def ring_member(index: int, count: int, values: int, right: socket.socket, left: socket.socket, times: Any) -> None:
@@ -227,29 +247,34 @@ def measure_all_reduce() -> list[dict[str, float]]:
     return rows
 
 
+def measure_round(model: str, data: Path, folder: Path, clusters: Sequence[str]) -> dict[tuple[str, int], Any]:
+    """Run with one worker and with two workers."""
+    return {
+        (cluster, workers): run(model, data, folder / "out", cluster, workers)
+        for cluster in clusters
+        for workers in (1, 2)
+    }
+
+
 def main() -> None:
     """Measure, and write the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("images", type=Path)
     parser.add_argument("--samples", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--shard-size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-ray", action="store_true")
     parser.add_argument("--target", type=Path, default=HERE / "workers.json")
     options = parser.parse_args()
     model, clusters = options.model, ("local",) if options.no_ray else ("local", "ray")
     document: dict[str, Any] = {
-        "schema": "quantkit.workers/1",
+        "schema": "quantkit.workers/2",
         "machine": this_machine().to_json(),
         "model": Path(model).name,
         "samples": options.samples,
-        "shard_size": options.shard_size,
+        "shard_size": SHARD_SIZE,
         "rounds": [],
-        "loop": [],
-        "kills": [],
-        "evaluate": [],
+        "prediction": [],
     }
 
     def save(step: str) -> None:
@@ -259,48 +284,33 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = list_images(options.images, options.samples, folder)
         document["all_reduce"] = measure_all_reduce()
         save("all-reduce")
-        for cluster in clusters:
-            # A quarter of the kills in Ray, whose start takes longer.
-            in_ray = 0 if options.no_ray else options.kills // 4
-            kills = in_ray if cluster == "ray" else options.kills - in_ray
-            document["kills"].append(measure_kills(model, data, folder, cluster, kills, options.shard_size))
-            save(f"kills in {cluster}")
+        few = link_images(options.images, min(OVERHEAD_SAMPLES, options.samples), folder / "few")
+        pairs = in_child(measure_overhead, model, str(few), str(folder / "paired"))
+        document["overhead"] = {
+            "pairs": pairs,
+            "images_per_pair": SHARD_SIZE,
+            "worker": median(own / loop for loop, own in pairs) - 1,
+        }
+        save(f"overhead of a worker {document['overhead']['worker']:.2%}")
+        document["evaluate"] = compare_evaluations(model, options.images, options.samples, folder)
+        save(f"evaluate {document['evaluate']['speedup']:.2f} times as fast")
+        data = link_images(options.images, options.samples, folder / "images")
         for _ in range(options.rounds):
-            document["evaluate"].append([in_child(measure_overlap, model, data, threads) for threads in (0, 2)])
-            save("evaluate")
-        for _ in range(options.rounds):
-            results = {
-                (cluster, workers): run(model, data, folder / "out", cluster, workers, options.shard_size)
-                for cluster in clusters
-                for workers in (1, 2)
-            }
-            rows = {f"{cluster} {workers}": describe(result) for (cluster, workers), result in results.items()}
-            document["rounds"].append(rows)
+            results = measure_round(model, data, folder, clusters)
+            round_ = {f"{cluster} {workers}": describe(result) for (cluster, workers), result in results.items()}
+            document["rounds"].append(round_)
             single, double = results["local", 1], results["local", 2]
-            loop = in_child(plain_loop, model, data)
-            own = sum(single.shard_seconds) / single.samples
-            document["loop"].append({"loop_seconds": loop, "worker_seconds": own, "overhead": own / loop - 1})
-            parts = MeasuredParts(0.0, single.shard_seconds, single.parts["overhead"] / len(single.shard_seconds))
-            slowdown = sum(double.shard_seconds) / sum(single.shard_seconds)
-            measured = double.samples / rate_after_start(double)
-            document.setdefault("prediction", []).append(
-                {
-                    "own_cores_seconds": simulate_run(parts, 2),
-                    "with_measured_slowdown_seconds": simulate_run(parts, 2, slowdown=slowdown),
-                    "slowdown": slowdown,
-                    "measured_seconds": measured,
-                }
+            document["prediction"].append(predict(single, double))
+            document["overhead"]["pool"] = median(
+                row["local 1"]["parts"]["overhead"] / sum(row["local 1"]["shard_seconds"]) for row in document["rounds"]
             )
-            document["efficiency"] = {
-                cluster: median(
-                    row[f"{cluster} 2"]["rate"] / row[f"{cluster} 1"]["rate"] / 2 for row in document["rounds"]
-                )
-                for cluster in clusters
-            }
-            save("round")
+            for key in ("rate", "busy_rate"):
+                document[f"efficiency_by_{key}"] = {
+                    cluster: [efficiency(row, cluster, key) for row in document["rounds"]] for cluster in clusters
+                }
+            save(f"efficiency {document['efficiency_by_rate']}, prediction {document['prediction'][-1]}")
 
 
 if __name__ == "__main__":
