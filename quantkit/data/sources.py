@@ -302,7 +302,7 @@ def _match_records(path: Path) -> list[Path]:
 def _read_records(source: str, files: Iterable[Path]) -> FileDataset:
     """Find the records of TFRecord files: images if the first record holds one, else arrays.
 
-    Empty files count only if all files are empty: every sample of a shard may be damaged.
+    Empty files count only if all files are empty, because each sample of a shard may be damaged.
 
     Raises:
         InputError: a record is damaged, or the first one holds no image, real numbers or byte string.

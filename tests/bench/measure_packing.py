@@ -77,8 +77,8 @@ def kill_once(source: Path, folder: Path, shard_seconds: float, rng: random.Rand
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     after = shard_times(folder)
-    kept = sum(after.get(name) == changed for name, changed in before.items())
-    return {"shards_before": len(before), "shards_after": len(after), "kept_of_earlier_runs": kept}
+    unchanged = sum(after.get(name) == changed for name, changed in before.items())
+    return {"shards_before": len(before), "shards_after": len(after), "unchanged_shards": unchanged}
 
 
 def measure_kills(source: Path, whole: Path, folder: Path, options: argparse.Namespace, seconds: float) -> Any:

@@ -93,7 +93,7 @@ class Killer:
             process.wait()
 
     def _kill_once(self, process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
-        """Wait for some shards, and kill one process; None if the command ends before."""
+        """Kill one process after some finished shards; None if the command ends before."""
         before = count_results(self.folder)
         goal = before + self.generator.randint(0, MAX_SHARDS_BETWEEN_KILLS)
         kind = self.generator.choice(self.kinds)
