@@ -178,5 +178,6 @@ class _StandardOutput:
 def _import_ray() -> Any:
     """Return the imported package, which sends no usage statistics and prints no warnings."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    return importlib.import_module("ray")
+    ray = importlib.import_module("ray")
+    logging.getLogger("ray").setLevel(logging.ERROR)  # the import sets another level
+    return ray

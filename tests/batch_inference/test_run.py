@@ -318,7 +318,9 @@ def test_ray_writes_the_same_bytes(
         monkeypatch.delenv(name, raising=False)
     result = run(images, tmp_path / "ray", cluster="ray", workers=1, threads=1)
     assert result.cluster == "ray"
-    assert not capfd.readouterr().out
+    captured = capfd.readouterr()
+    assert not captured.out
+    assert "Token" not in captured.err
     assert not (home / ".ray").exists()
     assert "RAY_AUTH_TOKEN" not in os.environ
     use_inline()

@@ -64,14 +64,14 @@ def shard_times(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tfrecord")} if folder.exists() else {}
 
 
-def kill_once(source: Path, folder: Path, shard_seconds: float, rng: random.Random) -> dict[str, Any] | None:
+def kill_once(source: Path, folder: Path, shards: int, seconds: float, rng: random.Random) -> dict[str, Any] | None:
     """Start or resume the packing, and kill it with its workers' parent; None if it is complete before."""
     before = shard_times(folder)
-    goal = len(before) + rng.randint(0, MAX_SHARDS_BETWEEN_KILLS)
+    goal = len(before) + rng.randint(0, min(MAX_SHARDS_BETWEEN_KILLS, shards - 1 - len(before)))
     process = subprocess.Popen([sys.executable, "-c", PACK, source, folder, SHARD_SIZE])
     while process.poll() is None and len(shard_times(folder)) < goal:
         time.sleep(0.005)
-    time.sleep(rng.random() * shard_seconds)
+    time.sleep(rng.random() * seconds / shards)
     if process.poll() is not None:
         return None
     os.kill(process.pid, signal.SIGKILL)
@@ -83,13 +83,12 @@ def kill_once(source: Path, folder: Path, shard_seconds: float, rng: random.Rand
 
 def measure_kills(source: Path, whole: Path, folder: Path, options: argparse.Namespace, seconds: float) -> Any:
     """Return the packings with their kills, and the comparison of their shards with those of a quiet one."""
-    rng = random.Random(options.seed)
-    shard_seconds = seconds / len(shard_times(whole))
+    rng, shards = random.Random(options.seed), len(shard_times(whole))
     runs: list[dict[str, Any]] = []
     while (done := sum(len(run["kills"]) for run in runs)) < options.kills:
         shutil.rmtree(folder, ignore_errors=True)
         kills: list[dict[str, Any]] = []
-        while len(kills) < options.kills - done and (kill := kill_once(source, folder, shard_seconds, rng)):
+        while len(kills) < options.kills - done and (kill := kill_once(source, folder, shards, seconds, rng)):
             kills.append(kill)
         pack_to(source, folder)
         runs.append({"kills": kills, "identical": same_files(whole, folder)})

@@ -66,16 +66,24 @@ class Killer:
         command: command line that writes to `folder`.
         folder: folder of the results.
         kinds: kinds of victims; each kill draws one of them.
+        shards: number of shards.
         shard_seconds: duration of a shard.
         generator: random numbers.
     """
 
     def __init__(
-        self, command: list[str], folder: Path, kinds: list[str], shard_seconds: float, generator: random.Random
+        self,
+        command: list[str],
+        folder: Path,
+        kinds: list[str],
+        shards: int,
+        shard_seconds: float,
+        generator: random.Random,
     ) -> None:
         self.command = command
         self.folder = folder
         self.kinds = kinds
+        self.shards = shards
         self.shard_seconds = shard_seconds
         self.generator = generator
 
@@ -95,7 +103,8 @@ class Killer:
     def _kill_once(self, process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
         """Kill one process after some finished shards; None if the command ends before."""
         before = count_results(self.folder)
-        goal = before + self.generator.randint(0, MAX_SHARDS_BETWEEN_KILLS)
+        left = max(self.shards - 1 - before, 0)
+        goal = before + self.generator.randint(0, min(MAX_SHARDS_BETWEEN_KILLS, left))
         kind = self.generator.choice(self.kinds)
         while process.poll() is None and (count_results(self.folder) < goal or kind not in processes_of(process.pid)):
             time.sleep(0.002)
@@ -129,13 +138,14 @@ def measure_cluster(options: argparse.Namespace, data: Path, folder: Path, clust
     report = json.loads((quiet / "report.json").read_text())
     busy = sum(report["parts"][name] for name in ("input", "runtime", "write"))
     kinds = ["worker", "worker", "command", *(["node"] if cluster == "ray" else [])]
-    killer = Killer([*command, str(killed)], killed, kinds, busy / len(report["files"]), random.Random(1))
+    shards = len(report["files"])
+    killer = Killer([*command, str(killed)], killed, kinds, shards, busy / shards, random.Random(1))
     runs: list[dict[str, Any]] = []
     while (done := sum(len(run["kills"]) for run in runs)) < kills:
         events = list(killer.run(kills - done))
         remaining = [path.name for path in killed.glob(".results-*")]
         runs.append({"kills": events, "equal": same_results(quiet, killed), "remaining": remaining})
-    return {"cluster": cluster, "files": len(report["files"]), "samples": report["samples"], "runs": runs}
+    return {"cluster": cluster, "files": shards, "samples": report["samples"], "runs": runs}
 
 
 def main() -> None:
