@@ -41,7 +41,7 @@ COMMANDS = [
     ("benchmark", ("benchmark", "d.pb@reference", "--runs", "3", "--warmup", "1", "--save", "s.json")),
     ("benchmark", ("benchmark", "d.pb@reference", "--runs", "3", "--warmup", "1", "--baseline", "s.json")),
     ("benchmark", ("benchmark", "digits@reference", "--precision", "float32,bfloat16", "--runs", "1", "--warmup", "1")),
-    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "2s")),
+    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "6s")),
     ("summarize", ("summarize", "digits")),
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
     ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),
