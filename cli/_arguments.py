@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from quantkit.arguments import parse_duration
+from quantkit.arguments import parse_duration, parse_percentage
 from quantkit.errors import UsageError
 from quantkit.limits import Limits
 
@@ -291,6 +291,14 @@ def parse_ratio(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
         raise ArgumentTypeError(f"{text!r} is not a ratio such as 1.5")
     return float(text)
+
+
+def parse_interval_width(text: str) -> float:
+    """Parse a fraction between 0 and 1, or a percentage such as ``2%``."""
+    try:
+        return parse_percentage(text, "the width")
+    except UsageError as error:
+        raise ArgumentTypeError(error.message) from None
 
 
 def parse_seconds(text: str) -> float:

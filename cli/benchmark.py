@@ -17,6 +17,7 @@ from ._arguments import (
     add_model_flags,
     add_threads,
     parse_boolean,
+    parse_interval_width,
     parse_natural,
     parse_positive,
     parse_precisions,
@@ -89,7 +90,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--runs", type=parse_positive, help="samples of each model (default: 6 to 200 in each of its processes)"
     )
     parser.add_argument(
-        "--processes", type=parse_positive, help="processes of each model (default: 5, then more until it is clear)"
+        "--processes",
+        type=parse_positive,
+        help="processes of each model (default: 5, then 10 and 20 until it is clear)",
+    )
+    parser.add_argument(
+        "--interval-width",
+        type=parse_interval_width,
+        metavar="WIDTH",
+        help="stop when each interval is narrower than this, for example 2%% (default: when the comparison is clear)",
     )
     parser.add_argument("--warmup", type=parse_natural, help="warm-up iterations (default: until latency is stable)")
     parser.add_argument(
@@ -149,6 +158,7 @@ def run(args: Namespace) -> int:
                 runs=args.runs,
                 warmup=args.warmup,
                 processes=args.processes,
+                interval_width=args.interval_width,
                 time_budget=args.time_budget,
                 workload=args.save is not None,
                 baseline=args.baseline,
@@ -220,7 +230,7 @@ def _run_sweep(args: Namespace) -> int:
     """Search for the fastest settings, and print and save the result."""
     from quantkit.benchmark.sweep import sweep
 
-    for name in ("runs", "warmup", "processes", "baseline", "fail_below"):
+    for name in ("runs", "warmup", "processes", "interval_width", "baseline", "fail_below"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} does not apply to --sweep", hint="omit one of them")
     if args.resume is not None:

@@ -283,6 +283,30 @@ def parse_duration(value: Any, name: str = "the time") -> float:
     return seconds
 
 
+def parse_percentage(value: Any, name: str) -> float:
+    """Return a fraction between 0 and 1.
+
+    Args:
+        value: fraction, or a text such as ``2%``.
+        name: name of the argument, for the message.
+
+    Raises:
+        UsageError: the value is not such a fraction.
+
+    >>> parse_percentage("2%", "interval_width"), parse_percentage(0.05, "interval_width")
+    (0.02, 0.05)
+    """
+    fraction = 0.0
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", value)
+        fraction = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    elif _is_number(value):
+        fraction = float(value)
+    if not 0 < fraction < 1:
+        raise UsageError(f"{name} is {value!r}, and must be a fraction such as 0.02 or 2%", hint="for example 2%")
+    return fraction
+
+
 def expand_user(path: str | os.PathLike[str]) -> Path:
     """Return a path with the home folder in place of ``~`` or ``~USER``; an unknown user stays, as in a shell.
 

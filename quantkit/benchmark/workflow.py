@@ -7,6 +7,7 @@ from typing import Any
 
 from quantkit.arguments import (
     parse_duration,
+    parse_percentage,
     public,
     require_callable,
     require_flag,
@@ -18,9 +19,11 @@ from quantkit.arguments import (
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.regression import compare_with_saved, read_baseline, workload_candidate
 from quantkit.benchmark.results.report import Benchmark
-from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.rounds import Compare, SamplingOptions, measure, speedups_over_first
 from quantkit.benchmark.sampling.selection import select_candidates
 from quantkit.benchmark.verdict import explain_speedup
+from quantkit.errors import UsageError
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import RANDOM_WEIGHTS_NOTE
 from quantkit.progress import OnProgress, ignore_progress
@@ -51,6 +54,7 @@ def benchmark(
     runs: int | None = None,
     warmup: int | None = None,
     processes: int | None = None,
+    interval_width: float | str | None = None,
     seed: int = 0,
     time_budget: float | str = 600.0,
     log_placement: bool = False,
@@ -84,8 +88,10 @@ def benchmark(
         runs: samples of each model; a sample is a call, or the mean of several calls below a millisecond (default:
             6 to 200 in each process).
         warmup: warm-up calls (default: until latency is stable).
-        processes: processes of each model, opened in rotated order (default: 5, then more until the comparison is
-            clear, 20 at most; with ``runs``, 3 to 5).
+        processes: processes of each model, opened in rotated order (default: 5, then 10 and 20 until the comparison is
+            clear; with ``runs``, 3 to 5).
+        interval_width: stop as soon as each interval is narrower than this, as a fraction or a text such as ``2%``,
+            after 5, 10, 20 or 40 processes: the intervals of the speed-ups, or of the median of a single model.
         seed: seed of the data, of the order in each round, and of the intervals.
         time_budget: total time limit in seconds, or a text such as ``2m``; finished rounds are kept.
         log_placement: record the device of each op.
@@ -107,6 +113,10 @@ def benchmark(
         BenchmarkInterrupted: Ctrl-C, with the finished rounds.
     """
     require_positive(**without_none(runs=runs, processes=processes))
+    width = None if interval_width is None else parse_percentage(interval_width, "interval_width")
+    if width is not None and (runs or processes):
+        hint = "omit runs and processes (--runs, --processes)"
+        raise UsageError("interval_width sets the number of processes and samples", hint=hint)
     require_natural(**without_none(warmup=warmup))
     require_natural(seed=seed)
     require_callable(on_progress=on_progress)
@@ -114,7 +124,7 @@ def benchmark(
     require_path(**without_none(baseline=baseline))
     saved = None if baseline is None else read_baseline(baseline, this_machine())
     budget = parse_duration(time_budget, "time_budget")
-    sampling = SamplingOptions(runs, warmup, processes, seed=seed, time_budget=budget)
+    sampling = SamplingOptions(runs, warmup, processes, width, seed=seed, time_budget=budget)
     with temporary_folder() as folder:
         candidates = select_candidates(
             models,
@@ -144,7 +154,8 @@ def benchmark(
         )
         has_workload = workload or (saved is not None and saved.workload is not None)
         product = workload_candidate(folder, candidates[0].settings.cpus) if has_workload else None
-        result = measure(candidates, sampling, on_progress, product)
+        compare = speedups_over_first if baseline is None or saved is None else _compare_with(baseline, saved)
+        result = measure(candidates, sampling, on_progress, product, compare)
         result = replace(result, reasons=explain_speedup(result, candidates, on_progress))
     if random_weights:
         result = replace(result, notes=(*result.notes, RANDOM_WEIGHTS_NOTE))
@@ -154,3 +165,13 @@ def benchmark(
         comparison = compare_with_saved(baseline, saved, result.rows, result.workload)
         result = replace(result, baseline_comparison=comparison)
     return result
+
+
+def _compare_with(baseline: str | os.PathLike[str], saved: Benchmark) -> Compare:
+    """Return the function that compares the rows of a benchmark with a saved one."""
+
+    def compare(result: Benchmark) -> list[Speedup]:
+        changes = compare_with_saved(baseline, saved, result.rows, result.workload).changes
+        return [change.speedup for change in changes if change.speedup is not None]
+
+    return compare

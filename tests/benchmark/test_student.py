@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from quantkit.benchmark.statistics.student import QUANTILES, geometric_mean, ratio_of_means
+from quantkit.benchmark.statistics.student import LOOKS, QUANTILES, geometric_mean, ratio_of_means
 
 VALUES = st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=40)
 
@@ -23,16 +23,30 @@ def test_interval_of_the_inverse_is_the_inverse(values: list[float]) -> None:
     assert_allclose((inverse_mean, inverse_low, inverse_high), (1 / mean, 1 / high, 1 / low), rtol=1e-6)
 
 
-def test_quantiles_cover_95_percent_of_normal_samples() -> None:
-    """The limit of the quantiles is that of the normal distribution, 1.960."""
+def test_quantiles_cover_97_percent_of_normal_samples() -> None:
+    """The limit of the quantiles is that of the normal distribution, 2.170."""
     assert sorted(QUANTILES, reverse=True) == list(QUANTILES)
-    assert 1.960 < QUANTILES[-1] < 2.045
+    assert 2.170 < QUANTILES[-1] < 2.280
     random = np.random.default_rng(0)
     for size in (3, 5, 20, 31):
         samples = random.normal(0.1, 0.3, (4000, size))
         mean, error = samples.mean(axis=1), samples.std(axis=1, ddof=1) / np.sqrt(size)
         covered = np.abs(mean - 0.1) <= QUANTILES[size - 2] * error
-        assert covered.mean() == pytest.approx(0.95, abs=0.012)
+        assert covered.mean() == pytest.approx(0.97, abs=0.01)
+
+
+@pytest.mark.parametrize("target", [1.2, 0.8, 0.6, 0.5, 0.4])
+def test_interval_of_a_requested_width_covers_95_percent(target: float) -> None:
+    """The first look whose interval is narrow enough ends each simulated benchmark."""
+    samples = np.random.default_rng(2).normal(0, 1, (8000, LOOKS[-1]))
+    covered, stopped = np.zeros(len(samples), bool), np.zeros(len(samples), bool)
+    for look in LOOKS:
+        part = samples[:, :look]
+        half = QUANTILES[min(look - 1, len(QUANTILES)) - 1] * part.std(axis=1, ddof=1) / np.sqrt(look)
+        stops = ~stopped & ((half <= target) | (look == LOOKS[-1]))
+        covered[stops] = np.abs(part.mean(axis=1)[stops]) <= half[stops]
+        stopped |= stops
+    assert 0.948 <= covered.mean() <= 0.98
 
 
 @pytest.mark.parametrize(("size", "other"), [(5, 5), (3, 20)])

@@ -118,6 +118,11 @@ class LatencySummary:
     warnings: tuple[str, ...] = ()
 
     @property
+    def width(self) -> float:
+        """Width of the interval of the median relative to its lower limit."""
+        return self.high / self.low - 1
+
+    @property
     def is_stable(self) -> bool:
         return not self.warnings
 

@@ -15,6 +15,7 @@ from quantkit.benchmark.results.baseline import BaselineComparison
 from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.speedup import MARGIN, Speedup
+from quantkit.benchmark.results.stop import Stop
 from quantkit.benchmark.statistics.percentile import PERCENTILES, needed_calls
 from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.errors import CheckError, InputError, QuantkitError, UsageError
@@ -27,6 +28,7 @@ COLUMNS = ("model", "runtime", "threads", "median ms", "95 % interval", "p90", "
 COST_COLUMNS = ("model", "runtime", "load ms", "first call ms", "peak MB", "file MB")
 # Percentiles in the table; the JSON form has all.
 TAIL = ("p90", "p99")
+UNDISTURBED_NOTE = "other programs delayed a part of the calls: speed-ups compare the fastest 5 % of the calls"
 # Exit codes of failures that are errors of the caller or of the input; they have priority over other failures.
 CALLER_ERRORS = (2, 3)
 
@@ -79,6 +81,7 @@ class Benchmark:
         workload: matrix product in the same rounds, for the comparison with other benchmarks; None if it was not
             measured.
         baseline_comparison: changes since a saved benchmark; None without one.
+        stop: reason for the end of the measurement; None if it is unknown.
     """
 
     rows: tuple[BenchmarkRow, ...]
@@ -87,6 +90,7 @@ class Benchmark:
     reasons: tuple[Reason, ...] = ()
     workload: Measurement | None = None
     baseline_comparison: BaselineComparison | None = None
+    stop: Stop | None = None
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -205,6 +209,7 @@ class Benchmark:
             "is_complete": self.is_complete,
             "workload": None if self.workload is None else self.workload.to_json(),
             "baseline_comparison": None if self.baseline_comparison is None else self.baseline_comparison.to_json(),
+            "stop": None if self.stop is None else self.stop.to_json(),
         }
 
     @classmethod
@@ -220,6 +225,7 @@ class Benchmark:
             rows = tuple(_parse_row(row) for row in document["rows"])
             reasons = tuple(Reason(**reason) for reason in document.get("reasons", ()))
             workload, comparison = document.get("workload"), document.get("baseline_comparison")
+            stop = document.get("stop")
             return cls(
                 rows,
                 tuple(document["notes"]),
@@ -227,6 +233,7 @@ class Benchmark:
                 reasons,
                 None if workload is None else Measurement.from_json(workload),
                 None if comparison is None else BaselineComparison.from_json(comparison),
+                None if stop is None else Stop(**stop),
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"the benchmark is incomplete: {error}") from None
@@ -278,6 +285,8 @@ class Benchmark:
                 f"{processes} processes per model; this run could see differences from {_percent(max(visible))}; "
                 f"same: within {_percent(MARGIN)}"
             )
+        if any(speedup.is_undisturbed for _, speedup in compared):
+            lines.append(UNDISTURBED_NOTE)
         undecided = [(row, speedup) for row, speedup in compared if speedup.outcome == "undecided"]
         return lines + [f"undecided: {_name(row)}: {speedup.advice}" for row, speedup in undecided]
 
@@ -302,6 +311,7 @@ class Benchmark:
         if self.reasons:
             lines.append("not faster in int8; measured time, the largest first:")
         lines.extend(f"  {reason}" for reason in self.reasons)
+        lines.extend([] if self.stop is None else self.stop.lines)
         if self.baseline_comparison is not None:
             lines.extend(self.baseline_comparison.lines)
         return [*lines, *self.notes]

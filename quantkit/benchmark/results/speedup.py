@@ -3,9 +3,12 @@
     speed-up = seconds of the first / seconds of the other        above 1: the other is faster
 
 Each process of both models contributes the speed-up of its median calls (if both ran in the same rounds, the median
-over the rounds) and that of its undisturbed calls, the quantile `UNDISTURBED`. The interval contains the spread of both
-between processes. On an idle machine they agree; other programs delay a part of the calls and change the medians, so
-that the outcome needs both. There are four outcomes:
+over the rounds) and that of its undisturbed calls, the quantile `UNDISTURBED`; the interval is that of the mean over
+processes. On an idle machine both are equal. Other programs delay a part of the calls and scatter the medians: if the
+median calls take longer than the undisturbed ones by more than `DISTURBED`, the speed-up is that of the undisturbed
+calls. This choice depends neither on the speed-up nor on its spread between processes, so that the interval keeps its
+coverage. If the two intervals exclude each other, other programs delay one model more than the other, and the interval
+contains both. There are four outcomes:
 
     same         the interval lies within 1 / (1 + MARGIN) and 1 + MARGIN
     faster       the interval lies above 1
@@ -15,8 +18,9 @@ that the outcome needs both. There are four outcomes:
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from math import ceil, exp, log
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -32,7 +36,9 @@ MARGIN = 0.02
 MOST_PROCESSES = 100
 # Quantile of the latency of calls that other programs do not delay.
 UNDISTURBED = 0.05
-# Delayed calls move that quantile, too: by less than this fraction of the difference from the medians.
+# Relative difference of the median calls from the undisturbed calls on a busy machine.
+DISTURBED = 0.05
+# Delayed calls move the quantile `UNDISTURBED`, too: by less than this fraction of the difference of both speed-ups.
 DISTURBANCE = 0.1
 # An interval that is this much narrower than the distance from 1 stays on its side when more processes run.
 CLEAR = 2.0
@@ -50,6 +56,7 @@ class Speedup:
         is_paired: True if both models ran in the same rounds, so that disturbances cancel.
         processes: number of processes of each model; with fewer than `MIN_PROCESSES`, the interval lacks the spread
             between processes.
+        is_undisturbed: True for the speed-up of the undisturbed calls, because other programs delayed the median ones.
     """
 
     ratio: float
@@ -57,6 +64,7 @@ class Speedup:
     high: float
     is_paired: bool
     processes: int
+    is_undisturbed: bool = False
 
     @classmethod
     def of(cls, first: Measurement, other: Measurement) -> Self:
@@ -68,8 +76,8 @@ class Speedup:
         _check_comparable(first.context, other.context)
         is_paired = bool(first.context.started) and first.context.started == other.context.started
         processes = min(len(first.processes), len(other.processes))
-        ratio, (low, high) = _estimate(first, other, processes, is_paired=is_paired)
-        return cls(ratio, min(low, ratio), max(high, ratio), is_paired, processes)
+        (ratio, (low, high)), is_undisturbed = _estimate(first, other, processes, is_paired=is_paired)
+        return cls(ratio, min(low, ratio), max(high, ratio), is_paired, processes, is_undisturbed)
 
     @classmethod
     def over_saved(
@@ -85,18 +93,19 @@ class Speedup:
         measurements = (saved, present, *(workloads or ()))
         processes = min(len(measurement.processes) for measurement in measurements)
         if workloads is None or processes < MIN_PROCESSES:
-            ratio, (low, high) = _estimate(saved, present, processes, is_paired=False)
+            (ratio, (low, high)), is_undisturbed = _estimate(saved, present, processes, is_paired=False)
         else:
             pairs = list(zip((saved, present), workloads, strict=True))
             typical = ratio_of_means(*(_relative_medians(*pair) for pair in pairs))
             fast = ratio_of_means(*(_relative_quantiles(*pair) for pair in pairs))
-            ratio, (low, high) = _combine(typical, fast)
-        return cls(ratio, min(low, ratio), max(high, ratio), is_paired=False, processes=processes)
+            (ratio, (low, high)), is_undisturbed = _choose(typical, fast, _disturbance(saved, present))
+        return cls(ratio, min(low, ratio), max(high, ratio), False, processes, is_undisturbed)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Return the speed-up of a JSON document."""
-        return cls(**{attribute.name: document[attribute.name] for attribute in fields(cls)})
+        names = [attribute.name for attribute in fields(cls) if attribute.name in document]
+        return cls(**{name: document[name] for name in names})
 
     @property
     def outcome(self) -> Outcome:
@@ -117,6 +126,11 @@ class Speedup:
     def smallest_difference(self) -> float:
         """Smallest difference that the interval can distinguish from none, as a fraction of the latency."""
         return float((self.high / self.low) ** 0.5 - 1)
+
+    @property
+    def width(self) -> float:
+        """Width of the interval relative to its lower limit."""
+        return self.high / self.low - 1
 
     @property
     def needed_processes(self) -> int:
@@ -175,10 +189,11 @@ class Speedup:
         }
 
 
-def _estimate(first: Measurement, other: Measurement, processes: int, *, is_paired: bool) -> Estimate:
+def _estimate(first: Measurement, other: Measurement, processes: int, *, is_paired: bool) -> tuple[Estimate, bool]:
+    """Return the speed-up, and True if it is that of the undisturbed calls."""
     if processes < MIN_PROCESSES:
         estimate = paired_ratio if is_paired else unpaired_ratio
-        return estimate(first.blocks, other.blocks, first.context.seed)
+        return estimate(first.blocks, other.blocks, first.context.seed), False
     undisturbed = [[_quantile(blocks) for blocks in model.processes] for model in (first, other)]
     if is_paired:
         typical = geometric_mean(list(map(_median_ratio, first.processes, other.processes)))
@@ -186,14 +201,22 @@ def _estimate(first: Measurement, other: Measurement, processes: int, *, is_pair
     else:
         typical = ratio_of_means(*([_median(blocks) for blocks in model.processes] for model in (first, other)))
         fast = ratio_of_means(*undisturbed)
-    return _combine(typical, fast)
+    return _choose(typical, fast, _disturbance(first, other))
 
 
-def _combine(typical: Estimate, fast: Estimate) -> Estimate:
-    """Return the ratio of the medians with an interval that contains that of the undisturbed calls."""
-    limits = [*typical[1], *fast[1]]
+def _choose(typical: Estimate, fast: Estimate, disturbance: float) -> tuple[Estimate, bool]:
+    """Return the speed-up of the median calls or of the undisturbed ones, and True for the latter."""
     shift = exp(DISTURBANCE * abs(log(typical[0] / fast[0])))
-    return typical[0], (min(limits) / shift, max(limits) * shift)
+    (low, high), (fast_low, fast_high) = typical[1], (fast[1][0] / shift, fast[1][1] * shift)
+    if low > fast_high or fast_low > high:
+        return (typical[0], (min(low, fast_low), max(high, fast_high))), False
+    return ((fast[0], (fast_low, fast_high)), True) if disturbance > DISTURBED else (typical, False)
+
+
+def _disturbance(*models: Measurement) -> float:
+    """Return the mean over processes of the relative difference of the median calls from the undisturbed ones."""
+    processes = chain.from_iterable(model.processes for model in models)
+    return fmean(_median(blocks) / _quantile(blocks) - 1 for blocks in processes)
 
 
 def _median_ratio(numerator: Blocks, denominator: Blocks) -> float:

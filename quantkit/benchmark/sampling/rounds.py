@@ -3,16 +3,17 @@
 All candidates are opened together, each in a process of its own, and are measured in rounds: each round measures each
 candidate once, in a random order, and only one process runs at a time. A disturbance of the machine then affects all
 candidates, and cancels in the ratios of a round. Then all processes end, and the candidates are opened again in another
-order, until the comparison is clear: the latency of a model differs from process to process.
+order, until the comparison is clear or as precise as requested: the latency of a model differs from process to process.
+The number of processes is one of `LOOKS`, so that the intervals keep their coverage.
 """
 
 import os
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import ceil, inf
 from time import monotonic
@@ -22,13 +23,14 @@ from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
 from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.results.stop import Stop, StopKind
 from quantkit.benchmark.sampling.candidate import Candidate, digest
 from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
-from quantkit.benchmark.statistics.student import MIN_PROCESSES
+from quantkit.benchmark.statistics.student import LOOKS, MIN_PROCESSES
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
-# Default number of processes of each candidate, and the limit if the comparison is not clear.
-DEFAULT_PROCESSES, MAX_PROCESSES = 5, 20
+# Default number of processes of each candidate, and the limits if the comparison is not clear, or not precise enough.
+DEFAULT_PROCESSES, MAX_PROCESSES, MAX_PRECISE_PROCESSES = LOOKS[0], LOOKS[-2], LOOKS[-1]
 # Default number of samples in each process: enough for this duration, within these bounds.
 PROCESS_SECONDS = 0.4
 MIN_SAMPLES, MAX_SAMPLES = 6, 200
@@ -49,8 +51,10 @@ class SamplingOptions:
     Attributes:
         runs: samples of each candidate in all processes (default: about `PROCESS_SECONDS` in each process).
         warmup: warm-up calls (default: until latency is stable).
-        processes: processes of each candidate (default: 5, then more until the comparison is clear, 20 at most; with
-            ``runs``, 3 to 5).
+        processes: processes of each candidate (default: 5, then 10 and 20 until the comparison is clear; with ``runs``,
+            3 to 5).
+        interval_width: width of the intervals that ends the measurement, relative to the lower limit, after 5, 10, 20
+            or 40 processes (default: until the comparison is clear).
         rounds: number of rounds that the samples of a process are distributed over.
         seed: seed of the data, of the order in each round, and of the intervals.
         time_budget: total time limit in seconds; finished rounds are kept.
@@ -61,6 +65,7 @@ class SamplingOptions:
     runs: int | None = None
     warmup: int | None = None
     processes: int | None = None
+    interval_width: float | None = None
     rounds: int = 4
     seed: int = 0
     time_budget: float = 600.0
@@ -78,7 +83,18 @@ class SamplingOptions:
     @property
     def max_processes(self) -> int:
         """Maximum number of processes."""
-        return self.min_processes if self.runs is not None or self.processes is not None else MAX_PROCESSES
+        if self.runs is not None or self.processes is not None:
+            return self.min_processes
+        return MAX_PROCESSES if self.interval_width is None else MAX_PRECISE_PROCESSES
+
+
+# Function that returns the speed-ups that a benchmark is to decide.
+Compare = Callable[[Benchmark], Sequence[Speedup]]
+
+
+def speedups_over_first(benchmark: Benchmark) -> list[Speedup]:
+    """Return the speed-ups of the rows over the first one."""
+    return [speedup for speedup in benchmark.speedups if isinstance(speedup, Speedup)]
 
 
 class BenchmarkInterrupted(KeyboardInterrupt):
@@ -98,6 +114,7 @@ def measure(
     options: SamplingOptions = SamplingOptions(),
     on_progress: OnProgress = ignore_progress,
     workload: Candidate | None = None,
+    compare: Compare = speedups_over_first,
 ) -> Benchmark:
     """Measure candidates side by side; a failed one becomes a row with the reason.
 
@@ -106,6 +123,7 @@ def measure(
         options: number of samples and time limit.
         on_progress: receives the progress.
         workload: further candidate in each round, which is not a row of the result.
+        compare: function that returns the speed-ups that decide when enough processes have run.
 
     Raises:
         InputError: a model file is missing or broken.
@@ -114,7 +132,7 @@ def measure(
     digests = {candidate.path: digest(candidate.path) for candidate in candidates}
     runs = [_CandidateRun(candidate, *digests[candidate.path]) for candidate in candidates]
     workload_run = None if workload is None else _CandidateRun(workload, *digest(workload.path))
-    return _BenchmarkRun(runs, options, on_progress, workload_run).measure()
+    return _BenchmarkRun(runs, options, on_progress, workload_run, compare).measure()
 
 
 @dataclass
@@ -285,7 +303,9 @@ class _BenchmarkRun:
         options: SamplingOptions,
         on_progress: OnProgress,
         workload: _CandidateRun | None = None,
+        compare: Compare = speedups_over_first,
     ) -> None:
+        self._compare = compare
         self._runs = runs
         self._workload = workload
         self._options = options
@@ -308,30 +328,42 @@ class _BenchmarkRun:
             BenchmarkInterrupted: Ctrl-C.
         """
         try:
-            while self._needs_process():
+            while (kind := self._stop_kind()) is None:
                 self._measure_process()
                 self._process += 1
         except KeyboardInterrupt:
-            raise BenchmarkInterrupted(self._benchmark("interrupted")) from None
+            raise BenchmarkInterrupted(self._benchmark("interrupted", is_complete=False)) from None
         except _TimeBudgetExhaustedError:
-            has_required = self._process >= min(self._options.min_processes, MIN_PROCESSES)
-            return self._benchmark("" if has_required else f"time budget of {self._options.time_budget:g} s exhausted")
-        return self._benchmark()
+            kind = "time budget"
+        is_complete = kind != "time budget" or self._process >= min(self._options.min_processes, MIN_PROCESSES)
+        result = self._benchmark(kind, is_complete=is_complete)
+        stop = Stop(kind, self._process, self._width(result), self._options.interval_width)
+        return replace(result, stop=stop)
 
-    def _needs_process(self) -> bool:
-        """Return True if another process of each candidate is required, or expected to change an outcome."""
-        options = self._options
-        if self._process >= options.max_processes or all(run.failure is not None for run in self._runs):
-            return False
-        if options.max_processes == options.min_processes or self._process < MIN_PROCESSES:
-            return True
+    def _stop_kind(self) -> StopKind | None:
+        """Return the reason to open no further process of each candidate; None if one is required or helps."""
+        options, count = self._options, self._process
+        if count >= options.max_processes or all(run.failure is not None for run in self._runs):
+            return "processes"
+        if options.max_processes == options.min_processes or count < MIN_PROCESSES:
+            return None
         elapsed = monotonic() - self._start
-        if elapsed * (self._process + 1) / self._process > min(options.time_budget, options.further_budget):
-            return False
-        if self._process < options.min_processes:
-            return True
-        speedups = Benchmark(tuple(run.row(self._shared, "") for run in self._runs)).speedups
-        return not all(speedup.is_clear for speedup in speedups if isinstance(speedup, Speedup))
+        if elapsed * (count + 1) / count > min(options.time_budget, options.further_budget):
+            return "time budget"
+        if count not in LOOKS:
+            return None
+        result = self._benchmark("processes")
+        if options.interval_width is None:
+            return "clear" if all(speedup.is_clear for speedup in self._compare(result)) else None
+        width = self._width(result)
+        return "interval width" if width is not None and width <= options.interval_width else None
+
+    def _width(self, result: Benchmark) -> float | None:
+        """Return the width of the widest interval: of the speed-ups, or of the median of a single model."""
+        if self._process < MIN_PROCESSES:
+            return None
+        widths = [speedup.width for speedup in self._compare(result)]
+        return max(widths or [measurement.summary.width for measurement in result.measurements], default=None)
 
     def _measure_process(self) -> None:
         """Open all candidates, warm up one after the other, and measure all rounds of their processes."""
@@ -372,13 +404,14 @@ class _BenchmarkRun:
                 run.run(sizes[id(run)][index], self._timeout())
         self._on_progress(Progress("measuring", (self._process + 1) * rounds, processes * rounds))
 
-    def _benchmark(self, stop_reason: str = "") -> Benchmark:
-        """Return the finished rounds; ``stop_reason`` is empty if no required process is missing."""
-        rows = tuple(run.row(self._shared, stop_reason) for run in self._runs)
+    def _benchmark(self, kind: StopKind, *, is_complete: bool = True) -> Benchmark:
+        """Return the finished rounds."""
+        reason = kind if kind == "interrupted" else f"time budget of {self._options.time_budget:g} s exhausted"
+        rows = tuple(run.row(self._shared, reason) for run in self._runs)
         processes = f"{self._process} of {max(self._process, self._options.min_processes)} processes per model"
-        notes = (f"{stop_reason} after {processes}",) if stop_reason else ()
-        workload = None if self._workload is None else self._workload.row(self._shared, stop_reason).measurement
-        return Benchmark(rows, notes, is_complete=not stop_reason, workload=workload)
+        notes = () if is_complete else (f"{reason} after {processes}",)
+        workload = None if self._workload is None else self._workload.row(self._shared, reason).measurement
+        return Benchmark(rows, notes, is_complete, workload=workload, stop=Stop(kind, self._process))
 
     def _timeout(self) -> float:
         """Return the time limit of a response in seconds.
