@@ -60,6 +60,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--batch", type=parse_positive, help="batch size for models with a dynamic batch (default: 1)")
     add_input_shape(parser)
     parser.add_argument("--data", help="images or arrays (.npz by input name) as inputs (default: random inputs)")
+    parser.add_argument(
+        "--end-to-end", action="store_true", help="also decode, resize and normalize the images of --data in each call"
+    )
     add_threads(parser)
     parser.add_argument(
         "--precision",
@@ -214,6 +217,7 @@ def _candidate_options(args: Namespace) -> CandidateOptions:
         "batch": args.batch,
         "input_shapes": args.input_shapes,
         "data": args.data,
+        "end_to_end": args.end_to_end,
         "inputs": args.inputs,
         "outputs": args.outputs,
         "signature": args.signature,

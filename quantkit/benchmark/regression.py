@@ -126,6 +126,7 @@ def _conditions(context: MeasurementContext) -> Mapping[str, object]:
         "runtime": f"{context.runtime} {context.version}",
         "device": context.runtime_device,
         "streams": context.streams,
+        "end to end": context.is_end_to_end,
         "batch size": context.batch,
     }
 

@@ -46,6 +46,7 @@ def benchmark(
     batch: int | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     data: Any = None,
+    end_to_end: bool = False,
     inputs: Iterable[str] | None = None,
     outputs: Iterable[str] | None = None,
     signature: str | None = None,
@@ -83,6 +84,8 @@ def benchmark(
         batch: batch size for models with a dynamic batch (default: 1).
         input_shapes: sizes of inputs with dynamic dimensions, by input name: ``{"x": (1, 3, 640, 640)}``.
         data: dataset whose first samples are the inputs (default: random inputs).
+        end_to_end: measure calls that also read and decode an image of ``data``, resize and normalize it, and find the
+            highest scores; the report has the time of each part.
         inputs, outputs: names of the inputs and outputs (default: those of the file or its model card).
         signature, tags, checkpoint: see `quantkit.load`.
         runs: samples of each model; a sample is a call, or the mean of several calls below a millisecond (default:
@@ -142,6 +145,7 @@ def benchmark(
             batch=batch,
             input_shapes=input_shapes,
             data=data,
+            end_to_end=end_to_end,
             inputs=inputs,
             outputs=outputs,
             signature=signature,

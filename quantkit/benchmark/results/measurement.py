@@ -46,6 +46,7 @@ class MeasurementContext:
         seed: seed of the data and of the order in each round.
         batch: number of samples in one call.
         streams: number of threads that call the model at the same time; None for one call at a time.
+        is_end_to_end: True if a call also decodes and preprocesses images, and sorts the scores.
         spinning: idle threads spin; None for the default of the runtime.
         intra_op, inter_op: thread options; None for the default of the runtime.
         cpus: hardware threads of the process; empty if it may use all.
@@ -69,6 +70,7 @@ class MeasurementContext:
     seed: int = 0
     batch: int = 1
     streams: int | None = None
+    is_end_to_end: bool = False
     spinning: bool | None = None
     intra_op: int | None = None
     inter_op: int | None = None
@@ -142,6 +144,7 @@ class Measurement:
         process_rounds: number of rounds in each process; empty for one process.
         calls_per_sample: number of calls that one sample is the mean of; above 1 for calls below a millisecond.
         call_seconds: duration of single calls; empty if each sample is a single call.
+        part_seconds: duration of each part in each end-to-end call, by name; empty for the model alone.
         load_seconds: time to read and compile the model in each process, with the import of the runtime.
         first_call_seconds: duration of the first call in each process.
         peak_bytes: peak memory of a process before its rounds, with Python and the runtime; the largest of all
@@ -160,6 +163,14 @@ class Measurement:
     load_seconds: tuple[float, ...] = ()
     first_call_seconds: tuple[float, ...] = ()
     peak_bytes: int | None = None
+    part_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def parts(self) -> Mapping[str, tuple[float, float]]:
+        """Median of each part of an end-to-end call in seconds, and its fraction of the sum of the medians."""
+        medians = {name: statistics.median(seconds) for name, seconds in self.part_seconds.items()}
+        total = max(sum(medians.values()), 1e-12)
+        return {name: (seconds, seconds / total) for name, seconds in medians.items()}
 
     @property
     def blocks(self) -> tuple[tuple[float, ...], ...]:
@@ -202,6 +213,10 @@ class Measurement:
             "load_seconds": list(self.load_seconds),
             "first_call_seconds": list(self.first_call_seconds),
             "peak_bytes": self.peak_bytes,
+            "parts": {
+                name: {"seconds": list(self.part_seconds[name]), "median": seconds, "fraction": fraction}
+                for name, (seconds, fraction) in self.parts.items()
+            },
             "summary": asdict(self.summary) | {"warnings": list(self.summary.warnings)},
         }
 
@@ -231,6 +246,7 @@ class Measurement:
                 load_seconds=tuple(document.get("load_seconds", ())),
                 first_call_seconds=tuple(document.get("first_call_seconds", ())),
                 peak_bytes=document.get("peak_bytes"),
+                part_seconds={name: tuple(part["seconds"]) for name, part in document.get("parts", {}).items()},
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"the measurement is incomplete: {error}") from None

@@ -26,9 +26,17 @@ from quantkit.runtimes.openmp import READS_KMP
 SCHEMA = "quantkit.benchmark/1"
 COLUMNS = ("model", "runtime", "threads", "median ms", "95 % interval", "p90", "p99", "speed-up", "flags")
 COST_COLUMNS = ("model", "runtime", "load ms", "first call ms", "peak MB", "file MB")
+# Title of each part of an end-to-end call.
+PART_TITLES = {
+    "decode": "decode ms",
+    "preprocess": "resize, normalize ms",
+    "infer": "infer ms",
+    "postprocess": "postprocess ms",
+}
 # Percentiles in the table; the JSON form has all.
 TAIL = ("p90", "p99")
 UNDISTURBED_NOTE = "other programs delayed a part of the calls: speed-ups compare the fastest 5 % of the calls"
+PARTS_NOTE = "end to end: a call decodes and prepares images, runs the model, and finds the 5 highest scores."
 # Exit codes of failures that are errors of the caller or of the input; they have priority over other failures.
 CALLER_ERRORS = (2, 3)
 
@@ -247,12 +255,11 @@ class Benchmark:
         return f"Benchmark({rows})"
 
     def __str__(self) -> str:
-        tables = [align_columns(self._table(), right=(3, 4, 5, 6)), align_columns(self._costs(), right=(2, 3, 4, 5))]
-        tables = [lines for lines in tables if len(lines) > 1]
+        tables = [align_columns(table, right=columns) for table, columns in self._tables() if len(table) > 1]
         return "\n\n".join("\n".join(lines) for lines in (*tables, self._messages()))
 
     def _repr_html_(self) -> str:
-        tables = "".join(_html_table(table) for table in (self._table(), self._costs()) if len(table) > 1)
+        tables = "".join(_html_table(table) for table, _ in self._tables() if len(table) > 1)
         messages = "".join(f"<p>{escape(line)}</p>" for line in self._messages())
         return f"{tables}{messages}"
 
@@ -262,6 +269,15 @@ class Benchmark:
     def _costs(self) -> list[tuple[str, ...]]:
         """Return the table of load time, first call and memory."""
         return [COST_COLUMNS, *(_cost_cells(row, row.measurement) for row in self.rows if row.measurement)]
+
+    def _parts(self) -> list[tuple[str, ...]]:
+        """Return the table of the parts of end-to-end calls."""
+        rows = [(row, row.measurement) for row in self.rows if row.measurement and row.measurement.parts]
+        return [("model", "runtime", *PART_TITLES.values()), *(_part_cells(*row) for row in rows)]
+
+    def _tables(self) -> list[tuple[list[tuple[str, ...]], tuple[int, ...]]]:
+        """Return each table with its right-aligned columns."""
+        return [(self._table(), (3, 4, 5, 6)), (self._parts(), (2, 3, 4, 5)), (self._costs(), (2, 3, 4, 5))]
 
     def _baseline_note(self) -> str:
         """Return the sentence that names the baseline; empty without a second measurement."""
@@ -294,6 +310,8 @@ class Benchmark:
         """Return the lines below the table."""
         lines = [f"median: ms per call, lower is better; {' and '.join(TAIL)}: upper bounds with 99 % confidence."]
         lines[0] += self._baseline_note()
+        if any(measurement.parts for measurement in self.measurements):
+            lines.append(PARTS_NOTE)
         lines += [
             *_throughput_lines(self.rows),
             *self._comparison_lines(),
@@ -444,6 +462,13 @@ def _cost_cells(row: BenchmarkRow, measurement: Measurement) -> tuple[str, ...]:
         "-" if peak is None else f"{peak / 1e6:.0f}",
         f"{context.num_bytes / 1e6:.{1 if context.num_bytes >= 1e6 else 3}f}",
     )
+
+
+def _part_cells(row: BenchmarkRow, measurement: Measurement) -> tuple[str, ...]:
+    """Return the median of each part, with its fraction of their sum."""
+    parts = [measurement.parts[name] for name in PART_TITLES]
+    texts = [f"{format_latency(seconds)} ({100 * fraction:.0f} %)" for seconds, fraction in parts]
+    return (row.label, runtime_text(measurement.context), *texts)
 
 
 def _throughput_lines(rows: Sequence[BenchmarkRow]) -> list[str]:

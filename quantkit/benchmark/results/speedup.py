@@ -253,6 +253,8 @@ def _check_comparable(first: MeasurementContext, other: MeasurementContext) -> N
             )
     if (first.streams is None) != (other.streams is None):
         raise UsageError("a latency and a throughput cannot be compared", hint="use --streams for both")
+    if first.is_end_to_end != other.is_end_to_end:
+        raise UsageError("end-to-end calls and calls of the model alone cannot be compared", hint="use one of them")
     if first.streams is None and first.batch != other.batch:
         raise UsageError(
             f"the measurements differ in batch size: {first.batch} and {other.batch}",

@@ -28,6 +28,7 @@ class Settings:
         inputs, outputs: names of the inputs and outputs (default: those of the file or its model card).
         input_shapes: sizes of inputs with dynamic dimensions, by input name.
         data: path of a dataset, whose first samples are the inputs; None for random inputs.
+        is_end_to_end: True if a call also decodes and preprocesses images of ``data``, and sorts the scores.
     """
 
     runtime: str = AUTO
@@ -40,6 +41,7 @@ class Settings:
     outputs: tuple[str, ...] | None = None
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     data: str | None = None
+    is_end_to_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Candidate:
             "batch": settings.batch,
             "input_shapes": dict(settings.input_shapes),
             "data": settings.data,
+            "end_to_end": settings.is_end_to_end,
             "seed": seed,
         }
 

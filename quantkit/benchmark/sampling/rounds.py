@@ -147,6 +147,7 @@ class _CandidateRun:
         group: number of calls in a sample; 0 before the first warm-up.
         processes: samples of each round of each process.
         calls: durations of single calls, if a sample is the mean of several.
+        parts: durations of each part of end-to-end calls.
     """
 
     candidate: Candidate
@@ -161,6 +162,7 @@ class _CandidateRun:
     group: int = 0
     processes: list[list[list[float]]] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=dict)
     load_seconds: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
     failure: Failure | None = None
@@ -236,6 +238,8 @@ class _CandidateRun:
             self.lead_ins.extend(response["lead_in"])
             self.processes[-1].append(response["seconds"])
             self.calls.extend(response["calls"])
+            for name, seconds in response.get("parts", {}).items():
+                self.parts.setdefault(name, []).extend(seconds)
 
     def row(self, context: dict[str, Any], stop_reason: str) -> BenchmarkRow:
         """Return the row of the report."""
@@ -257,6 +261,7 @@ class _CandidateRun:
             process_rounds=tuple(map(len, processes)),
             calls_per_sample=self.group * (self.candidate.settings.streams or 1),
             call_seconds=tuple(self.calls),
+            part_seconds={name: tuple(seconds) for name, seconds in self.parts.items()},
             load_seconds=tuple(self.load_seconds),
             first_call_seconds=tuple(warmup[0] for warmup in self.warmups),
             peak_bytes=max(self.peak_bytes, default=None),
@@ -278,6 +283,7 @@ class _CandidateRun:
             version=opened["version"],
             batch=opened["batch"],
             streams=settings.streams,
+            is_end_to_end=settings.is_end_to_end,
             spinning=settings.options.spinning,
             intra_op=settings.options.intra_op,
             inter_op=settings.options.inter_op,

@@ -55,6 +55,7 @@ class CandidateOptions(TypedDict, total=False):
     batch: int | None
     input_shapes: Mapping[str, Sequence[int]] | None
     data: Any
+    end_to_end: bool
     inputs: Iterable[str] | None
     outputs: Iterable[str] | None
     signature: str | None
@@ -87,6 +88,7 @@ def select_candidates(
         require_choice(PRECISIONS, precision=name)
     if options.get("data") is not None:
         settings = replace(settings, data=_data_path(options["data"], settings.batch or 1, folder))
+    _check_end_to_end(settings)
     candidates = [
         find_candidate(model, settings, folder / str(index), **load_options)
         for index, model in enumerate(_as_list(models))
@@ -110,7 +112,9 @@ def _settings(options: CandidateOptions) -> Settings:
     require_text(runtime=runtime, device=device)
     require_names(precision=options.get("precision", "float32"), **without_none(**names))
     spinning = options.get("spinning")
-    require_flag(log_placement=log_placement, **without_none(spinning=spinning))
+    require_flag(
+        log_placement=log_placement, end_to_end=options.get("end_to_end", False), **without_none(spinning=spinning)
+    )
     if environment is not None and not isinstance(environment, Mapping):
         raise UsageError(
             f"environment is {type_name(environment)}, and must be a dict", hint='{"OMP_NUM_THREADS": "1"}'
@@ -127,11 +131,24 @@ def _settings(options: CandidateOptions) -> Settings:
         environment=dict(environment or {}),
         cpus=_check_cpus(options.get("cpus", ())),
         streams=options.get("streams"),
+        is_end_to_end=options.get("end_to_end", False),
         batch=options.get("batch"),
         input_shapes=as_shapes(options.get("input_shapes")),
         inputs=as_names(options.get("inputs")),
         outputs=as_names(options.get("outputs")),
     )
+
+
+def _check_end_to_end(settings: Settings) -> None:
+    """Check that end-to-end calls have images, and run one at a time.
+
+    Raises:
+        UsageError: there is no data, or there are streams.
+    """
+    if settings.is_end_to_end and settings.data is None:
+        raise UsageError("end-to-end calls decode images, and no data is given", hint="add --data IMAGES")
+    if settings.is_end_to_end and settings.streams is not None:
+        raise UsageError("end-to-end calls run one at a time", hint="omit --streams, or --end-to-end")
 
 
 def _load_options(options: CandidateOptions, on_progress: OnProgress) -> LoadOptions:

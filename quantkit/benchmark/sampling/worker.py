@@ -2,7 +2,7 @@
 
     {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "inputs": ..., "load_seconds": ..., ...}
     {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "peak_bytes": ..., ...}
-    {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...], "calls": [...]}
+    {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...], "calls": [...], ...}
     {"do": "describe"}                                 ->  {"build": [...], "telemetry": ...}
     {"do": "profile", "pairs": 60, ...}                ->  {"ops": [{"name": ..., "precision": ..., ...}], ...}
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
 
+from quantkit.benchmark.sampling.end_to_end import EndToEndCall
 from quantkit.benchmark.sampling.feeds import seeded_feeds
 from quantkit.benchmark.sampling.sampler import (
     Call,
@@ -81,6 +82,8 @@ class _Worker:
         self._clock = clock
         self._session: Session | None = None
         self._call: Call | None = None
+        self._infer: Call = _no_session
+        self._end_to_end: EndToEndCall | None = None
         self._feeds: Mapping[str, Array] = {}
         self._open_profiled: Callable[[], Session] = _no_session
         self._streams: int | None = None
@@ -112,6 +115,7 @@ class _Worker:
         batch: int | None = None,
         input_shapes: Mapping[str, Sequence[int]] = {},
         data: str | None = None,
+        end_to_end: bool = False,
         seed: int = 0,
     ) -> Document:
         start = self._clock()
@@ -131,11 +135,14 @@ class _Worker:
             shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
             feeds = seeded_feeds(session.inputs, batch=batch, shapes=shapes, sizes=input_shapes, seed=seed)
         self._feeds = feeds
-        self._call = lambda: session.run(feeds)
+        self._infer = self._call = lambda: session.run(feeds)
         shapes_text = {info.name: f"{info.dtype.value} {Shape(feeds[info.name].shape)}" for info in session.inputs}
         first = next(iter(feeds.values()), None)
         self._streams = streams
         self._batch = first.shape[0] if first is not None and first.ndim else 1
+        if end_to_end and data is not None:
+            self._call = self._end_to_end = EndToEndCall(loaded, session, data, batch or 1, self._clock)
+            self._batch = self._end_to_end.batch
         return {
             "runtime": session.runtime.name,
             "version": session.runtime.version,
@@ -169,16 +176,20 @@ class _Worker:
             times = time_streams(self._opened, samples, group, self._streams, self._clock)
             seconds = [value / self._batch for value in times.seconds]
             return {"lead_in": before.calls, "seconds": seconds, "calls": times.calls}
+        lead = lead_in(self._opened, clock=self._clock)
+        if self._end_to_end is not None:
+            self._end_to_end.take_parts()
         return {
-            "lead_in": lead_in(self._opened, clock=self._clock),
+            "lead_in": lead,
             "seconds": time_groups(self._opened, samples, group, self._clock),
             # Percentiles are those of single calls, not of means.
             "calls": time_calls(self._opened, samples, self._clock) if group > 1 else (),
+            "parts": {} if self._end_to_end is None else self._end_to_end.take_parts(),
         }
 
     def _profile(self, **limits: Any) -> Document:
         with self._open_profiled() as session:
-            pairs = time_pairs(self._opened, lambda: session.run(self._feeds), clock=self._clock, **limits)
+            pairs = time_pairs(self._infer, lambda: session.run(self._feeds), clock=self._clock, **limits)
             trace = session.op_trace
         # The second of two calls is timed.
         timed = slice(1 - 2 * len(pairs), None, 2)
