@@ -33,8 +33,8 @@ from quantkit.quantization.spec import Spec
 Doubles = npt.NDArray[np.float64]
 # Memory of the matrices of one pass in bytes, and the largest number of passes that smaller passes may cause.
 PASS_BYTES, NUM_PASSES = 512 << 20, 16
-# Rows of the input matrix that one batch contributes to a layer.
-ROWS = 4096
+# Rows of the input matrix of a layer that all samples contribute.
+ROWS = 1 << 15
 # Regularization of the least squares, as a fraction of the mean diagonal element.
 DAMPING = 0.01
 # Limits that the scale search tries, as fractions of the largest weight.
@@ -78,25 +78,30 @@ class _Layer:
             return matrix
         return np.asarray(matrices.transpose(1, 0, 2) if self.is_depthwise else matrices).reshape(shape)
 
-    def rows(self, tf: Any, inputs: Array, shape: tuple[int, ...], positions: Array | None) -> tuple[Array, Array]:
-        """Return the rows (g, r, d) of the input matrices of a run, and their positions.
+    def rows(self, tf: Any, inputs: Array, shape: tuple[int, ...], count: int) -> Array:
+        """Return rows (g, r, d) of the input matrices.
 
         Args:
             tf: TensorFlow.
             inputs: input tensor of the layer.
             shape: shape of the weights.
-            positions: rows to return; if None at most `ROWS` of them, evenly distributed.
+            count: largest number of rows of each sample; they are evenly distributed.
         """
         if self.node.op == "MatMul":
-            rows = inputs[:, None]
-        else:
-            rows = _patches(tf, self.node, inputs, shape).reshape(-1, shape[0] * shape[1], shape[2])
-        if positions is None:
-            positions = np.unique(np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(np.int64))
-        rows = rows[positions]
+            return inputs[None]
+        # Patches of all samples together would need kh * kw times the memory of the input.
+        patches = (
+            _patches(tf, self.node, image[None], shape).reshape(-1, shape[0] * shape[1], shape[2]) for image in inputs
+        )
+        rows = np.concatenate([_spread(image, count) for image in patches])
         if self.is_depthwise:
-            return rows.transpose(2, 0, 1), positions
-        return rows.reshape(1, len(rows), -1), positions
+            return rows.transpose(2, 0, 1)
+        return rows.reshape(1, len(rows), -1)
+
+
+def _spread(rows: Array, count: int) -> Array:
+    """Return at most ``count`` rows, evenly distributed."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64))]
 
 
 def _patches(tf: Any, node: Node, images: Array, shape: tuple[int, ...]) -> Array:
@@ -137,8 +142,8 @@ class _Moments:
         return cls(np.zeros(products), np.zeros(products), np.zeros(sums), np.zeros(sums))
 
     def add(self, quantized: Array, floats: Array) -> None:
-        """Add rows, (g, r, d) each."""
-        transposed = quantized.astype(np.float64).transpose(0, 2, 1)
+        """Add rows, (g, r, d) each; the products of one call are float32."""
+        transposed = quantized.transpose(0, 2, 1)
         self.products += transposed @ quantized
         self.crossed += transposed @ floats
         self.quantized_sum += quantized.sum(1)
@@ -227,19 +232,19 @@ def _observe(
     edges = list(dict.fromkeys(layer.node.inputs[0] for layer in layers))
     quantized = _open_simulator(simulation, edges, training)
     floats = _open_simulator(float_simulation, edges, training)
-    values = quantized.variables.zeros()
+    zeros = quantized.variables.zeros()
     shapes = {layer.node.name: _weights_of(simulation, layer).shape for layer in layers}
+    count = ceil(ROWS / sum(training.store.counts[run] for run in training.training_runs))
     moments: dict[str, _Moments] = {}
     for runs in training.micro_batches(training.training_runs):
         feeds, _, _ = training.store.read(runs)
-        inputs = dict(zip(edges, quantized.outputs(values, feeds), strict=True))
+        inputs = dict(zip(edges, quantized.outputs(zeros, feeds), strict=True))
         float_inputs = dict(zip(edges, floats.float_outputs(feeds), strict=True))
         for layer in layers:
             edge, name = layer.node.inputs[0], layer.node.name
             if not _is_whole(layer, inputs[edge], shapes[name]):
                 continue
-            rows, positions = layer.rows(tf, inputs[edge], shapes[name], None)
-            float_rows, _ = layer.rows(tf, float_inputs[edge], shapes[name], positions)
+            rows, float_rows = (layer.rows(tf, values[edge], shapes[name], count) for values in (inputs, float_inputs))
             moments.setdefault(name, _Moments.of(rows.shape[0], rows.shape[2])).add(rows, float_rows)
     return moments
 
