@@ -9,7 +9,7 @@ import pytest
 
 import quantkit as qk
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
-from quantkit.ir.graph import Graph, Node, constant
+from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.quantization.fallback import Loss
 from quantkit.quantization.finetuning.samples import SampleStore
@@ -278,3 +278,42 @@ def test_max_drop_follows_fine_tuning() -> None:
     assert result.report.fallback is not None
     assert result.report.fine_tuning is not None
     assert result.report.fallback.is_reached
+
+
+def test_an_op_without_gradient_keeps_the_layers_before_it() -> None:
+    graph = network()
+    size = constant("size", np.int32([6, 6]))
+    resized = Node("resized", "ResizeArea", ("relu", "size"), attrs={**FLOAT, "align_corners": False})
+    depthwise = graph["depthwise"].with_input(0, Edge("resized"))
+    graph = graph.with_nodes(
+        [*(depthwise if node.name == "depthwise" else node for node in graph.nodes.values()), size, resized]
+    )
+    result = qk.quantize(graph, IMAGES, runs=0, scheme={**COARSE, "target": "tensorflow"}, finetune=2)
+    tuning = result.report.fine_tuning
+    assert tuning is not None
+    assert tuning.steps == 2
+    assert tuning.frozen == ("conv",)
+    assert "1 layers keep their calibrated weights, because no gradient reaches them" in str(result)
+
+
+def test_an_interrupted_quantization_resumes(tmp_path: Path) -> None:
+    messages: list[str] = []
+
+    def interrupt(progress: Any) -> None:
+        if progress.stage == "fine-tuning" and progress.total == 4 and progress.done == 2:
+            raise KeyboardInterrupt
+
+    def run(**options: Any) -> qk.QuantizationResult:
+        path = tmp_path / "model.onnx"
+        return qk.quantize(
+            network(), IMAGES, runs=0, scheme=COARSE, finetune=4, output=path, on_message=messages.append, **options
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        run(on_progress=interrupt)
+    state = tmp_path / "model.onnx.finetune"
+    assert messages[-1] == f"fine-tuning state saved to {state}; run the same command to resume"
+    assert not (tmp_path / "model.onnx").exists()
+    assert run().report.fine_tuning is not None
+    assert f"resuming from the fine-tuning state in {state}" in messages
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx"]
