@@ -57,7 +57,11 @@ class Cluster(ABC):
 
     @abstractmethod
     def wait(self, workers: Sequence[Worker], timeout: float) -> list[Worker]:
-        """Return the workers that responded or ended, after at most ``timeout`` seconds."""
+        """Return the workers that responded or ended, after at most ``timeout`` seconds.
+
+        Raises:
+            UnavailableError: the cluster ended.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -160,24 +160,24 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=HERE / "worker_kills.json")
     options = parser.parse_args()
     in_ray = 0 if options.no_ray else options.kills // 3  # a start of Ray takes longer
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        data = link_images(options.images, options.samples, folder / "images")
-        parts = [("local", options.kills - in_ray), *([("ray", in_ray)] if in_ray else [])]
-        rows = [measure_cluster(options, data, folder, cluster, kills) for cluster, kills in parts]
-    document = {
+    document: dict[str, Any] = {
         "schema": "quantkit.worker_kills/1",
         "machine": this_machine().to_json(),
         "model": options.model,
         "shard_size": options.shard_size,
-        "clusters": rows,
+        "clusters": [],
     }
-    options.target.write_text(json.dumps(document, indent=1) + "\n")
-    for row in rows:
-        events = [kill for run in row["runs"] for kill in run["kills"]]
-        equal = all(run["equal"] and not run["remaining"] for run in row["runs"])
-        victims = ", ".join(f"{kill['victim']} after {kill['finished_shards']}" for kill in events)
-        print(f"{row['cluster']}: {len(events)} kills in {len(row['runs'])} runs, equal: {equal} ({victims})")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = link_images(options.images, options.samples, folder / "images")
+        for cluster, kills in (("local", options.kills - in_ray), *([("ray", in_ray)] if in_ray else [])):
+            row = measure_cluster(options, data, folder, cluster, kills)
+            document["clusters"].append(row)
+            options.target.write_text(json.dumps(document, indent=1) + "\n")
+            events = [kill for run in row["runs"] for kill in run["kills"]]
+            equal = all(run["equal"] and not run["remaining"] for run in row["runs"])
+            victims = ", ".join(f"{kill['victim']} after {kill['finished_shards']}" for kill in events)
+            print(f"{cluster}: {len(events)} kills in {len(row['runs'])} runs, equal: {equal} ({victims})", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from inline_clusters import InlineCluster
 from squares import Squares
 
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
-from quantkit.workers import ClusterOptions, ServiceSpec, Task, WorkerUsage, open_cluster, run_tasks
+from quantkit.runtimes.availability import Availability
+from quantkit.workers import ClusterOptions, ServiceSpec, Task, WorkerUsage, open_cluster, ray_cluster, run_tasks
 from quantkit.workers.local import LocalCluster, divide_resources
 
 
@@ -146,3 +148,15 @@ def test_utilization_does_not_count_the_start() -> None:
     usage = WorkerUsage(0, busy_seconds=6.0, open_seconds=2.0, alive_seconds=10.0)
     assert usage.utilization == 0.75
     assert usage.to_json()["utilization"] == 0.75
+
+
+def test_ray_cluster_without_nodes_stops_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"Alive": False}, {"Alive": True}]
+    ray = SimpleNamespace(is_initialized=lambda: True, wait=lambda sources, timeout: ([], sources), nodes=lambda: nodes)
+    monkeypatch.setattr(ray_cluster, "available", lambda: Availability.yes("2.60"))
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda: ray)
+    cluster = ray_cluster.RayCluster(1, 1, "cpu", "")
+    assert not cluster.wait([], 0.0)
+    nodes[1]["Alive"] = False
+    with pytest.raises(UnavailableError, match="every node of the Ray cluster ended"):
+        cluster.wait([], 0.0)
