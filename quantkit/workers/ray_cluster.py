@@ -155,7 +155,7 @@ class RayCluster(Cluster):
     def wait(self, workers: Sequence[Worker], timeout: float) -> list[Worker]:
         sources = {worker.pending: worker for worker in workers if isinstance(worker, RayWorker)}
         ready, _ = self._ray.wait(list(sources), timeout=timeout)
-        # Without a node, actors that replace lost ones would wait for ever.
+        # Without a node, actors that replace lost ones never start.
         if not ready and not any(node["Alive"] for node in self._ray.nodes()):
             raise UnavailableError("every node of the Ray cluster ended", hint="run the same command to resume")
         return [sources[reference] for reference in ready]
