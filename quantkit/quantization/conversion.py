@@ -7,6 +7,7 @@ from quantkit.quantization.annotation import annotate
 from quantkit.quantization.corrections import correct_biases, equalize
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scale_migration import migrate_scales
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
 
@@ -45,6 +46,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return target.store_weights(graph, plan)
     plan.require_ranges(ranges)
     ranges = ranges.merge_groups(plan.groups)
+    graph = migrate_scales(graph, ranges.scales)
     if plan.scheme.bias_correction:
         graph = correct_biases(graph, plan, ranges)
     return target.convert(graph, plan, ranges)

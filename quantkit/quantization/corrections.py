@@ -4,7 +4,11 @@ Bias correction: rounding the weights shifts the mean of each output channel by
 
     E[y_q - y] = sum over positions and input channels of (W_q - W) * E[x]     (Nagel et al., 2019)
 
-and the bias is corrected by the same amount.
+and the bias is corrected by the same amount. Clipping and rounding the activations shifts it by
+
+    E[y_q - y] = sum over positions and input channels of W_q * E[x_q - x]
+
+which is corrected, too, if these errors were measured.
 
 Cross-layer equalization: relu(s * y) = s * relu(y) for s > 0, so that a channel's scale can move
 through a ReLU, from the weights and bias of one layer to the weights of the next one:
@@ -38,7 +42,7 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         graph: float graph.
         plan: plan of ``graph``.
         ranges: with the mean of each input channel (`Ranges.means`). Patterns without one keep
-            their bias.
+            their bias. `Ranges.mean_errors` may be empty.
     """
     draft = Draft(graph)
     roles = find_roles(graph)
@@ -49,10 +53,13 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
             continue
         weights = graph[pattern.weights].value.array
         parameters = QuantizationParameters.of_weights(plan.weights[pattern.weights], weights)
-        errors = parameters.fake_quantize(weights).astype(np.float64) - weights
-        shift = roles.mean_outputs(layer, errors, np.asarray(means))
+        rounded = parameters.fake_quantize(weights).astype(np.float64)
+        shift = roles.mean_outputs(layer, rounded - weights, np.asarray(means))
         if shift is None:
             continue
+        if (mean_errors := ranges.mean_errors.get(pattern.input)) is not None:
+            activation_shift = roles.mean_outputs(layer, rounded, np.asarray(mean_errors))
+            shift = shift if activation_shift is None else shift + activation_shift
         node, slot = bias_input
         value = graph[node.inputs[slot].node].value if slot < len(node.inputs) else Tensor.of(np.float32(0))
         corrected = (_by_channel(value, len(shift)).astype(np.float64) - shift).astype(np.float32)

@@ -12,6 +12,8 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.roles.onnx import CONVOLUTION_OPS
 from quantkit.quantization.observers import MinMax, Observer, create_observer
+from quantkit.quantization.observers.error_search import histogram_sqnr
+from quantkit.quantization.observers.histogram import HistogramObserver
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.range_warnings import RangeMonitor
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
@@ -78,24 +80,28 @@ class Observation:
 
     def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], count: int) -> None:
         """Observe feeds and outputs of one run with ``count`` samples."""
-
-        def values(edge: Edge) -> Array:
-            name = self._names[edge]
-            return outputs[name] if name in self._outputs else feeds[name]
-
         for edge, observer in self.observers.items():
             before = observer.num_nan, observer.num_infinite
-            observer.observe(values(edge))
+            values = self._values(edge, feeds, outputs)
+            observer.observe(values)
             self.monitor.observe(
                 edge,
-                self._channels_last(edge, values(edge)),
+                self._channels_last(edge, values),
                 observer.num_nan - before[0],
                 observer.num_infinite - before[1],
             )
         for edge in self.plan.mean_edges:
             if self.means is not None:
-                self.means.add(edge, self._channels_last(edge, values(edge)))
+                self.means.add(edge, self.rows(edge, feeds, outputs))
         self._add_to_digest(feeds, count)
+
+    def rows(self, edge: Edge, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
+        """Return the values of an edge in one run, (..., c)."""
+        return self._channels_last(edge, self._values(edge, feeds, outputs))
+
+    def _values(self, edge: Edge, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
+        name = self._names[edge]
+        return outputs[name] if name in self._outputs else feeds[name]
 
     def _channels_last(self, edge: Edge, values: Array) -> Array:
         return np.moveaxis(values, 1, -1) if edge in self.channels_first else values
@@ -110,17 +116,21 @@ class Observation:
         computed = {id(observer): observer.range() for observer in self.observers.values()}
         by_edge: dict[Edge, Range] = {}
         extremes: dict[Edge, Range] = {}
+        sqnr: dict[Edge, float] = {}
         for edge in self.plan.activations:
             observed = next(other for other in (edge, *self.plan.group_of(edge)) if other in self.observers)
             observer = self.observers[observed]
             by_edge[edge] = computed[id(observer)]
             if isinstance(observer, MinMax):
                 extremes[edge] = observer.extremes
+            if isinstance(observer, HistogramObserver):
+                sqnr[edge] = histogram_sqnr(observer, self.plan.activations[edge], by_edge[edge])
         provenance = Provenance(self.graph_digest, self.data_digest, self.plan.scheme.digest, self.count)
         means = {} if self.means is None else self.means.by_edge()
         channels = {edge for pattern in self.plan.patterns for edge in (*pattern.inputs, pattern.output)}
         maxima = {edge: values for edge, values in self.monitor.channel_maxima.items() if edge in channels}
-        return Ranges(by_edge, provenance, self.monitor.warnings(self.observers), means, extremes, maxima)
+        warnings = self.monitor.warnings(self.observers)
+        return Ranges(by_edge, provenance, warnings, means, extremes=extremes, channel_maxima=maxima, sqnr=sqnr)
 
 
 class ChannelMeans:

@@ -32,7 +32,13 @@ SCHEMA_WITHOUT_PREPROCESSING = "quantkit.ranges/2"
 UNKNOWN = "unknown"
 HINT = "write ranges with quantkit quantize --save-ranges FILE"
 # Types of the values of a ranges file; `Preprocessing.from_json` checks those of the preprocessing.
-_STRUCTURE = {"ranges": {str: (float, float)}, "means": {str: [float]}, "warnings": [str]}
+_STRUCTURE = {
+    "ranges": {str: (float, float)},
+    "means": {str: [float]},
+    "mean_errors": {str: [float]},
+    "scales": {str: [float]},
+    "warnings": [str],
+}
 _PROVENANCE = {"graph": str, "data": str, "scheme": str, "count": int}
 
 
@@ -80,16 +86,23 @@ class Ranges(Mapping[Edge, Range]):
         provenance: graph, data and scheme of the calibration.
         warnings: tensors that are hard to quantize: NaN, infinity, a constant, a dominant channel.
         means: mean of each channel by edge, for bias correction; empty without it.
+        mean_errors: mean quantization error of each channel by edge, for bias correction; empty without measurement.
+        scales: scale of each channel by edge that moves into the weights, see `scale_migration`; the ranges are those
+            of the divided edges.
         extremes: smallest and largest observed value by edge; not part of the file, and empty after `load`.
         channel_maxima: largest absolute value of each channel, by input or output edge of a layer, as `extremes`.
+        sqnr: signal-to-quantization-noise ratio in decibels by edge, of observers with a histogram, as `extremes`.
     """
 
     ranges: Mapping[Edge, Range]
     provenance: Provenance = Provenance()
     warnings: tuple[str, ...] = ()
     means: Mapping[Edge, tuple[float, ...]] = field(default_factory=dict)
+    mean_errors: Mapping[Edge, tuple[float, ...]] = field(default_factory=dict)
+    scales: Mapping[Edge, tuple[float, ...]] = field(default_factory=dict)
     extremes: Mapping[Edge, Range] = field(default_factory=dict, compare=False)
     channel_maxima: Mapping[Edge, Array] = field(default_factory=dict, compare=False)
+    sqnr: Mapping[Edge, float] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, edge: Edge) -> Range:
         return self.ranges[edge]
@@ -146,8 +159,9 @@ class Ranges(Mapping[Edge, Range]):
             "warnings": list(self.warnings),
             "ranges": {str(edge): [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},
         }
-        if self.means:
-            document["means"] = {str(edge): list(values) for edge, values in self.means.items()}
+        for name, values_of in (("means", self.means), ("mean_errors", self.mean_errors), ("scales", self.scales)):
+            if values_of:
+                document[name] = {str(edge): list(values) for edge, values in values_of.items()}
         return document
 
     @classmethod
@@ -180,8 +194,11 @@ class Ranges(Mapping[Edge, Range]):
             if not isinstance(preprocessing, str):
                 preprocessing = Preprocessing.from_json(preprocessing)
             provenance = Provenance(**stated, preprocessing=preprocessing)
-            means = {Edge.parse(name): tuple(map(float, values)) for name, values in document.get("means", {}).items()}
-            return cls(ranges, provenance, tuple(document.get("warnings", ())), means)
+            means, mean_errors, scales = (
+                {Edge.parse(edge): tuple(map(float, values)) for edge, values in document.get(name, {}).items()}
+                for name in ("means", "mean_errors", "scales")
+            )
+            return cls(ranges, provenance, tuple(document.get("warnings", ())), means, mean_errors, scales)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, UsageError) as error:
             raise InputError(f"the ranges are damaged: {error}", hint="calibrate again") from None
 

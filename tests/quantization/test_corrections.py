@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ir.text import from_text
-from quantkit.quantization import Ranges, Scheme, annotate, calibrate
+from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate
+from quantkit.quantization.activation_errors import measure_mean_errors
 from quantkit.quantization.corrections import correct_biases, equalize
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.runtimes import open_session
@@ -76,6 +79,22 @@ def test_corrected_biases_keep_the_mean(text: str) -> None:
     before = np.abs((plain - expected).mean(axes)).sum()
     after = np.abs((corrected - expected).mean(axes)).sum()
     assert after < 0.2 * before
+
+
+def test_corrected_biases_remove_the_mean_error_of_activations() -> None:
+    graph, inputs = from_text(CONVOLVED), examples(CONVOLVED)
+    scheme = Scheme.for_target("onnx")
+    plan = annotate(graph, scheme)
+    ranges = calibrate(graph, plan, [inputs], runtime="reference")
+    narrow = replace(ranges, ranges={**ranges, Edge("x"): Range(0.0, 1.5)})
+    errors = measure_mean_errors(graph, plan, narrow, [{"x": example[None]} for example in inputs], "reference")
+    clipped = np.clip(inputs, 0, 1.5)
+    assert errors.keys() == {Edge("x"), Edge("r")}
+    np.testing.assert_allclose(errors[Edge("x")], (clipped - inputs).mean((0, 1, 2)), atol=2e-3)
+    corrected = correct_biases(graph, plan, replace(narrow, mean_errors=errors))
+    measured = outputs(corrected, clipped).mean((0, 1, 2)) - outputs(graph, inputs).mean((0, 1, 2))
+    plain = outputs(graph, clipped).mean((0, 1, 2)) - outputs(graph, inputs).mean((0, 1, 2))
+    assert np.abs(measured).max() < 0.5 * np.abs(plain).max()
 
 
 def test_patterns_without_means_are_unchanged() -> None:

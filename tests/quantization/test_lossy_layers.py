@@ -12,6 +12,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Range, Scheme, annotate
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.workflow import trials
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
@@ -23,11 +24,12 @@ SIZES = np.where(np.arange(CHANNELS) % 2, 100, 0.1).astype(np.float32)
 SAMPLES = list(np.random.default_rng(7).normal(0, 1, (8, 1, 4, 12, 12)).astype(np.float32))
 
 
-def network(sizes: np.ndarray) -> Graph:
+def network(sizes: np.ndarray, *, saturates: bool = False) -> Graph:
     """Return a convolution with channels of these sizes, a SiLU, and eight convolutions, the first of which undoes it.
 
     Args:
         sizes: (16,).
+        saturates: Tanh instead of the SiLU.
     """
     random = np.random.default_rng(1)
     constants, nodes = [], []
@@ -43,7 +45,8 @@ def network(sizes: np.ndarray) -> Graph:
 
     first = random.normal(0, 0.3, (CHANNELS, 4, 1, 1)) * sizes[:, None, None, None]
     source = add("Conv", "x", first, name="first")
-    source = add("Mul", source, add("Sigmoid", source, name="gate"), name="silu")
+    gate = add("Tanh" if saturates else "Sigmoid", source, name="gate")
+    source = gate if saturates else add("Mul", source, gate, name="silu")
     source = add("Conv", source, 1 / sizes[:, None, None, None], name="second", group=CHANNELS)
     for index in range(7):
         name = "y" if index == 6 else f"conv_{index}"
@@ -84,3 +87,40 @@ def test_layers_that_lose_channels_stay_float(tmp_path: Path) -> None:
 
 def test_layers_with_channels_of_like_sizes_stay_int8() -> None:
     assert qk.quantize(network(np.ones_like(SIZES)), SAMPLES, runs=0).plan.scheme.keep_float == ()
+
+
+def test_a_layer_with_a_noisy_input_stays_float() -> None:
+    graph, messages = network(np.ones_like(SIZES), saturates=True), list[str]()
+    samples = [sample**7 for sample in SAMPLES]
+    result = qk.quantize(graph, samples, runs=0, on_message=messages.append)
+    assert result.plan.scheme.keep_float == ("first",)
+    assert "has an SQNR of" in result.plan.float_fallbacks["first"]
+    assert any("first stays float" in message for message in messages)
+    all_int8 = qk.quantize(graph, samples, runs=0, scheme=Scheme())
+    errors = [each.report.accuracy.metrics.error for each in (result, all_int8)]  # type: ignore[union-attr]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_products_of_two_activations_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "GOOD_ERROR", 0.0)
+    random = np.random.default_rng(3)
+    weights = [numpy_helper.from_array(random.normal(0, 1, (8, 8)).astype(np.float32), name) for name in "kv"]
+    nodes = [
+        helper.make_node("MatMul", ["x", "k"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["a", "t"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"]),
+        helper.make_node("MatMul", ["x", "v"], ["b"]),
+        helper.make_node("MatMul", ["p", "b"], ["y"]),
+    ]
+    infos = [helper.make_tensor_value_info(name, 1, (1, 6, 8)) for name in "xy"]
+    model = helper.make_model(
+        helper.make_graph(nodes, "attention", infos[:1], infos[1:], weights),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    graph = onnx_format.decode(model.SerializeToString())
+    samples = list(random.normal(0, 1, (8, 1, 6, 8)).astype(np.float32))
+    result = qk.quantize(graph, samples, runs=0)
+    assert {"s", "y"} <= set(result.plan.scheme.keep_float)
+    assert "a product of two activations" in result.plan.float_fallbacks["s"]

@@ -13,12 +13,15 @@ from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Range, Scheme
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.report import AccuracyReport
+from quantkit.quantization.workflow import trials as trials_module
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.observer_choice import choose_observer
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.planning import choose_plan
+from quantkit.quantization.workflow.trials import Trials
 
 pytestmark = pytest.mark.engine
 FLOAT = {"T": DType.FLOAT}
@@ -66,7 +69,8 @@ def test_the_extremes_replace_ranges_that_clip_the_signal() -> None:
     options = Options(calibration=SAMPLES, on_message=messages.append)
     conversion, reference = calibrate(options)
     clipped = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
-    best = choose_observer(clipped, reference, options)
+    trials = Trials(reference, options)
+    best = choose_observer(clipped, trials, options)
     assert best.plan.scheme.observer == "min_max"
     assert best.ranges.ranges == conversion.ranges.extremes
     assert best.ranges.provenance.scheme == best.plan.scheme.digest
@@ -76,18 +80,47 @@ def test_the_extremes_replace_ranges_that_clip_the_signal() -> None:
 def test_ranges_stay_if_the_extremes_are_worse_or_the_ranges_are_good() -> None:
     options = Options(calibration=SAMPLES)
     conversion, reference = calibrate(options)
-    assert choose_observer(conversion, reference, options) is conversion
+    assert choose_observer(conversion, Trials(reference, options), options) is conversion
     wide = replace(conversion.ranges, ranges=scale(conversion.ranges, 0.5), extremes=scale(conversion.ranges, 1e4))
     clipped = replace(conversion, ranges=wide)
-    assert choose_observer(clipped, reference, options) is clipped
+    assert choose_observer(clipped, Trials(reference, options), options) is clipped
 
 
-@pytest.mark.parametrize("options", [{"observer": "mean_squared_error"}, {"scheme": Scheme()}])
-def test_the_observer_of_the_caller_is_kept(options: dict[str, Any]) -> None:
-    stated = Options(calibration=SAMPLES, **options)
+def test_the_observer_of_the_caller_is_kept() -> None:
+    stated = Options(calibration=SAMPLES, observer="mean_squared_error")
     conversion, reference = calibrate(stated)
     clipped = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
-    assert choose_observer(clipped, reference, stated) is clipped
+    assert choose_observer(clipped, Trials(reference, stated), stated) is clipped
+
+
+def test_a_scheme_of_the_caller_has_no_trials() -> None:
+    stated = Options(calibration=SAMPLES, scheme=Scheme())
+    _, reference = calibrate(stated)
+    assert not Trials(reference, stated).is_possible
+    assert Trials(reference, replace(stated, scheme=None)).is_possible
+
+
+def test_the_present_conversion_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[Path] = []
+    measure_accuracy = trials_module.measure_accuracy
+
+    def measure(file: Path, *arguments: Any) -> AccuracyReport:
+        files.append(file)
+        return measure_accuracy(file, *arguments)
+
+    monkeypatch.setattr(trials_module, "measure_accuracy", measure)
+    options = Options(calibration=SAMPLES)
+    conversion, reference = calibrate(options)
+    trials = Trials(reference, options)
+    assert trials.is_good(conversion)
+    assert trials.is_good(conversion)
+    assert len(files) == 1
+    worse = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
+    assert not trials.is_better(worse, conversion, 0.9)
+    assert trials.is_better(conversion, worse, 0.9)
+    assert len(files) == 4
+    assert trials.is_good(conversion)
+    assert len(files) == 4
 
 
 def test_the_chosen_ranges_are_written_and_read_without_a_complaint(

@@ -24,7 +24,7 @@ EXPECTED = {
     "pplcnet_orientation": (0.95, 0.99),
     "sediment_unet": (0.95, 0.95),
     "super_resolution_10": (25.8, 1.0),
-    "vittrack": (0.85, 0.99),
+    "vittrack": (0.85, 0.6),  # attention products stay float
     "xfeat": (0.95, 1.0),
 }
 

@@ -37,6 +37,20 @@ class MeanSquaredError(HistogramObserver):
         return _search(self.spec, extremes, errors)
 
 
+def histogram_sqnr(observer: HistogramObserver, spec: Spec, limits: Range) -> float:
+    """Return the signal-to-quantization-noise ratio of the counted values in decibels; infinity without values.
+
+    Args:
+        observer: with all values.
+        spec: number format of the quantized values.
+        limits: range of the quantized values.
+    """
+    used = observer.histogram.counts > 0
+    centers, counts = observer.histogram.centers[used], observer.histogram.counts[used].astype(np.float64)
+    (noise,) = _squared_errors(spec, np.array([limits.low]), np.array([limits.high]), centers, counts)
+    return float(10 * np.log10(centers**2 @ counts / noise)) if noise else inf
+
+
 class Entropy(HistogramObserver):
     """Range with the least Kullback-Leibler divergence between clipped and dequantized values.
 

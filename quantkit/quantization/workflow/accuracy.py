@@ -1,6 +1,6 @@
 """Accuracy of a quantized file: its outputs compared with those of the float model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +15,16 @@ from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
 
 
-def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> AccuracyReport:
-    """Run a quantized file in the fastest runtime that can, and compare its outputs with the float model's.
+def measure_accuracy(
+    file: Path, conversion: Conversion, reference: FloatReference, runtimes: Sequence[str] = ()
+) -> AccuracyReport:
+    """Run a quantized file in the first runtime that can, and compare its outputs with the float model's.
+
+    Args:
+        file: quantized model.
+        conversion: origin of the file.
+        reference: outputs of the float model.
+        runtimes: names of the runtimes to try; without one, those of the conversion.
 
     Raises:
         UnavailableError, GraphError, InputError: no runtime can run the file; the error of the fastest one.
@@ -24,7 +32,7 @@ def measure_accuracy(file: Path, conversion: Conversion, reference: FloatReferen
     graph = conversion.graph
     model = file if conversion.target.keeps_endpoints else load(file, graph.inputs, graph.outputs).graph
     failures: list[UnavailableError | GraphError | InputError] = []
-    for name in conversion.runtimes:
+    for name in runtimes or conversion.runtimes:
         try:
             with open_session(model, name, conversion.session_options) as session:
                 metrics = reference.compare(session)

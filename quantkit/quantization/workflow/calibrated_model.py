@@ -9,18 +9,28 @@ from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.float_reference import FloatReference
-from quantkit.quantization.workflow.lossy_layers import exclude_lossy_layers
-from quantkit.quantization.workflow.observer_choice import choose_observer
+from quantkit.quantization.workflow.lossy_layers import exclude_lossy_layers, exclude_noisy_layers, exclude_products
+from quantkit.quantization.workflow.observer_choice import choose_bias_correction, choose_observer, choose_scales
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
 from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
+from quantkit.quantization.workflow.trials import Trials
+
+# Alternatives that are measured on calibration samples, in this order.
+CHOICES = (
+    exclude_lossy_layers,
+    choose_observer,
+    exclude_products,
+    choose_scales,
+    choose_bias_correction,
+    exclude_noisy_layers,
+)
 
 
 def calibrate_model(
     source: Any, scheme: Scheme, data: Dataset | None, held_out: Dataset | None, options: Options
-) -> tuple[Model, Conversion, FloatReference]:
-    """Return the float model, its calibrated conversion, and the float outputs of the calibration runs.
+) -> tuple[Model, Conversion, Trials]:
+    """Return the float model, its calibrated conversion, and the trials on the calibration samples.
 
     Args:
         source: the model, as `quantize` accepts it.
@@ -44,10 +54,13 @@ def calibrate_model(
     if data is not None or held_out is not None:
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options)
-    conversion = exclude_lossy_layers(Conversion(graph, plan, ranges, options.fallback), reference, options)
-    conversion = choose_observer(conversion, reference, options)
+    trials = Trials(reference, options)
+    conversion = Conversion(graph, plan, ranges, options.fallback)
+    if trials.is_possible:
+        for choose in CHOICES:
+            conversion = choose(conversion, trials, options)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
         if options.save_ranges is not None:
             conversion.ranges.save(options.save_ranges)
-    return model, conversion, reference
+    return model, conversion, trials

@@ -1,43 +1,107 @@
-"""Choice between the default observer and the extremes by the measured fidelity on calibration samples.
+"""Choice of the observer, the scale migration and the bias correction by the fidelity on calibration samples.
 
 No observer is best for every network: clipping rare values ruins some depthwise networks, and extremes ruin others. One
-calibration collects both ranges. Where they differ much, and the default one is not good, both are measured.
+calibration collects both ranges. Where they differ much, and the default one is not good, both are measured. The bias
+correction removes the mean error of rounded weights, which may have canceled that of clipped activations: the trials
+include a correction of both, and no correction.
 """
 
 from dataclasses import replace
 
+import numpy as np
+
 from quantkit.errors import QuantkitError
-from quantkit.progress import Progress
+from quantkit.formats import onnx
+from quantkit.quantization.activation_errors import measure_mean_errors
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scale_migration import find_scales, with_migrated_scales
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
-from quantkit.quantization.workflow.trials import NUM_RUNS, is_better, is_good, measure_loss
+from quantkit.quantization.workflow.trials import Trials
 
 EXTREMES = "min_max"
 # Ratio of the widths of two ranges from which they differ much.
 MUCH_WIDER = 1.5
 # Largest fraction of the default observer's loss that another one may have.
 GAIN = 0.5
+# Largest fraction of the loss that may remain with other corrections, which cost no latency.
+CORRECTION_GAIN = 0.95
 
 
-def choose_observer(conversion: Conversion, reference: FloatReference, options: Options) -> Conversion:
-    """Return the conversion with the ranges of the observer with the better fidelity.
-
-    An observer, scheme, plan or ranges of the caller are kept.
-
-    Args:
-        conversion: with the ranges of the default observer.
-        reference: outputs of the float model on the calibration samples.
-        options: options of the caller.
-    """
-    ranges = conversion.ranges
-    is_stated = bool(options.observer) or options.scheme is not None or options.plan is not None
-    if is_stated or not _differ_much(ranges) or not reference.feeds or reference.is_never_finite:
+def choose_observer(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion with the ranges of the observer with the better fidelity; the caller's observer is kept."""
+    if options.observer or not _differ_much(conversion.ranges) or trials.is_good(conversion):
         return conversion
-    samples = reference.first_runs(NUM_RUNS)
+    default = conversion.plan.scheme.observer
+    alternative = _with_extremes(conversion)
+    if not trials.is_better(alternative, conversion, GAIN):
+        return conversion
+    options.on_message(
+        f"observer {EXTREMES} instead of {default}: the outputs are nearer to the float model on {len(trials.samples)} "
+        "calibration samples (--observer selects one)"
+    )
+    return alternative
+
+
+def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion of an ONNX graph with migrated scales if that has the better fidelity."""
+    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
+    if graph.dialect != onnx.DIALECT or trials.is_good(conversion):
+        return conversion
+    scales = find_scales(graph, plan, ranges)
+    if not scales:
+        return conversion
+    try:
+        migrated = with_migrated_scales(graph, plan, ranges, scales, trials.samples.feeds, options.runtime)
+    except QuantkitError:
+        return conversion
+    alternative = replace(conversion, ranges=migrated)
+    if not trials.is_better(alternative, conversion, CORRECTION_GAIN):
+        return conversion
+    edge = max(scales, key=lambda edge: max(scales[edge]))
+    channel = int(np.argmax(ranges.channel_maxima[edge]))
+    options.on_message(
+        f"scales of {len(scales)} tensors move into weights, for example of {edge}, whose channel {channel} is the "
+        "largest: the outputs are nearer to the float model"
+    )
+    return alternative
+
+
+def choose_bias_correction(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion of an ONNX graph with the bias correction with the best fidelity, or without one."""
+    scheme = conversion.plan.scheme
+    is_corrected = scheme.bias_correction and bool(conversion.ranges.means)
+    if conversion.graph.dialect != onnx.DIALECT or not is_corrected or trials.is_good(conversion):
+        return conversion
+    best = conversion
+    with_activations = _with_mean_errors(conversion, trials, options)
+    if with_activations is not None and trials.is_better(with_activations, best, CORRECTION_GAIN):
+        best = with_activations
+    plan = replace(conversion.plan, scheme=scheme.with_(bias_correction=False))
+    without = replace(conversion, plan=plan)
+    if trials.is_better(without, best, CORRECTION_GAIN):
+        options.on_message("no bias correction: the outputs are nearer to the float model without it")
+        return without
+    if best is not conversion:
+        options.on_message("bias correction of activations: the outputs are nearer to the float model with it")
+    return best
+
+
+def _with_mean_errors(conversion: Conversion, trials: Trials, options: Options) -> Conversion | None:
+    """Return the conversion with a correction of the mean errors of activations; None if they cannot be measured."""
+    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
+    try:
+        mean_errors = measure_mean_errors(graph, plan, ranges, trials.samples.feeds, options.runtime)
+    except QuantkitError:
+        return None
+    return replace(conversion, ranges=replace(ranges, mean_errors=mean_errors))
+
+
+def _with_extremes(conversion: Conversion) -> Conversion:
+    """Return the conversion with the extremes as ranges."""
+    ranges = conversion.ranges
     scheme = conversion.plan.scheme.with_(observer=EXTREMES)
-    alternative = replace(
+    return replace(
         conversion,
         plan=replace(conversion.plan, scheme=scheme),
         ranges=replace(
@@ -46,23 +110,6 @@ def choose_observer(conversion: Conversion, reference: FloatReference, options: 
             provenance=replace(ranges.provenance, scheme=scheme.digest),
         ),
     )
-    default = conversion.plan.scheme.observer
-    try:
-        options.on_progress(Progress("choosing the observer", 0, 2, default))
-        loss = measure_loss(conversion, samples)
-        if is_good(loss):
-            return conversion
-        options.on_progress(Progress("choosing the observer", 1, 2, EXTREMES))
-        other = measure_loss(alternative, samples)
-    except QuantkitError:
-        return conversion  # the accuracy of the result has the reason
-    if not is_better(other, loss, GAIN):
-        return conversion
-    options.on_message(
-        f"observer {EXTREMES} instead of {default}: the outputs are nearer to the float model on {len(samples)} "
-        "calibration samples (--observer selects one)"
-    )
-    return alternative
 
 
 def _differ_much(ranges: Ranges) -> bool:

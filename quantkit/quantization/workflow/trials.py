@@ -1,44 +1,101 @@
-"""Trials of alternatives on calibration samples: the loss of a conversion, and its comparison with another one."""
+"""Trials of alternatives on calibration samples: a conversion is replaced if another one has a smaller loss.
 
+The accuracy of the present conversion is measured once. It serves all trials, and the report if the runtime and the
+samples are the same.
+"""
+
+from quantkit.errors import QuantkitError
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.temporary import temporary_folder
+from quantkit.progress import Progress
 from quantkit.quantization.fallback import Loss
+from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.options import Options
+from quantkit.runtimes import find_runtime
 
 # Number of runs of a trial.
 NUM_RUNS = 16
 # Fidelity that needs no alternative: KL divergence of classifiers, error of other outputs.
-GOOD_KL, GOOD_ERROR = 0.01, 0.03
+GOOD_KL, GOOD_ERROR = 0.01, 0.025
 
 
-def measure_loss(conversion: Conversion, reference: FloatReference) -> Loss:
-    """Return the distance of a quantized model from the float model.
+class Trials:
+    """Comparisons of conversions on the first calibration samples.
 
-    Args:
-        conversion: quantized model.
-        reference: outputs of the float model.
-
-    Raises:
-        QuantkitError: no runtime can run the model.
+    Attributes:
+        reference: outputs of the float model on all calibration samples.
+        samples: the same on the samples of a trial.
+        is_possible: False if the caller states the decisions, or no sample has outputs.
     """
-    with temporary_folder() as folder:
-        file = folder / f"trial{conversion.target.suffixes[0]}"
-        conversion.write(file)
-        metrics = measure_accuracy(file, conversion, reference).metrics
+
+    def __init__(self, reference: FloatReference, options: Options) -> None:
+        is_stated = options.scheme is not None or options.plan is not None
+        self.is_possible = not is_stated and bool(reference.feeds) and not reference.is_never_finite
+        self.reference = reference
+        self.samples = reference.first_runs(NUM_RUNS)
+        self._options = options
+        self._best: tuple[Conversion, AccuracyReport] | None = None
+
+    def is_good(self, conversion: Conversion) -> bool:
+        """Return whether a conversion needs no alternative, or cannot be measured."""
+        loss = self._loss(conversion)
+        if loss is None:
+            return True  # the accuracy of the result has the reason
+        return (loss.drop == 0 and loss.kl_divergence <= GOOD_KL) or loss.drop == loss.kl_divergence <= GOOD_ERROR
+
+    def is_better(self, alternative: Conversion, conversion: Conversion, gain: float) -> bool:
+        """Return whether the loss of an alternative is at most a fraction ``gain`` of that of a conversion."""
+        default = self._loss(conversion)
+        self._options.on_progress(Progress("comparing an alternative", 0))
+        accuracy = self._measure(alternative)
+        if default is None or accuracy is None:
+            return False
+        loss = _loss_of(accuracy)
+        is_better = loss.drop <= default.drop and loss.kl_divergence < gain * default.kl_divergence
+        if is_better:
+            self._best = alternative, accuracy
+        return is_better
+
+    def find_accuracy(self, conversion: Conversion, reference: FloatReference) -> AccuracyReport | None:
+        """Return the accuracy of a conversion on all samples of a reference; None if it has not been measured."""
+        is_whole = reference is self.reference and len(self.samples) == len(reference)
+        if self._best is None or self._best[0] is not conversion or not is_whole:
+            return None
+        return self._best[1] if _trial_runtimes(conversion)[0] == conversion.runtimes[0] else None
+
+    def _loss(self, conversion: Conversion) -> Loss | None:
+        """Return the loss of a conversion; None if no runtime can run it."""
+        if self._best is None or self._best[0] is not conversion:
+            self._options.on_progress(Progress("measuring the calibrated model", 0))
+            accuracy = self._measure(conversion)
+            if accuracy is None:
+                return None
+            self._best = conversion, accuracy
+        return _loss_of(self._best[1])
+
+    def _measure(self, conversion: Conversion) -> AccuracyReport | None:
+        try:
+            with temporary_folder() as folder:
+                file = folder / f"trial{conversion.target.suffixes[0]}"
+                conversion.write(file)
+                return measure_accuracy(file, conversion, self.samples, _trial_runtimes(conversion))
+        except QuantkitError:
+            return None
+
+
+def _trial_runtimes(conversion: Conversion) -> list[str]:
+    """Return the runtimes of a conversion, those first that open a model without a long compilation."""
+    return sorted(conversion.runtimes, key=lambda name: not find_runtime(name).keeps_tensors)
+
+
+def _loss_of(accuracy: AccuracyReport) -> Loss:
+    """Return the distance of a quantized model from the float model."""
+    metrics = accuracy.metrics
     assert metrics is not None, "a measured accuracy has metrics"
     if isinstance(metrics, OutputSqnr):
         return Loss(metrics.error, metrics.error)
     agreement, kl_divergence = metrics.agreement, metrics.kl_divergence
     return Loss(1 - agreement.value if agreement else 1.0, float("inf") if kl_divergence is None else kl_divergence)
-
-
-def is_good(loss: Loss) -> bool:
-    """Return whether a loss needs no alternative."""
-    return (loss.drop == 0 and loss.kl_divergence <= GOOD_KL) or loss.drop == loss.kl_divergence <= GOOD_ERROR
-
-
-def is_better(loss: Loss, default: Loss, most: float) -> bool:
-    """Return whether a loss is at most a fraction ``most`` of the default one."""
-    return loss.drop <= default.drop and loss.kl_divergence < most * default.kl_divergence

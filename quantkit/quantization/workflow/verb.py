@@ -56,6 +56,7 @@ from quantkit.quantization.workflow.options import (
 )
 from quantkit.quantization.workflow.planning import choose_scheme, save_plan
 from quantkit.quantization.workflow.result import QuantizationResult
+from quantkit.quantization.workflow.trials import Trials
 from quantkit.runtimes import AUTO, find_runtime
 
 
@@ -230,8 +231,8 @@ def _run(source: Any, options: Options) -> QuantizationResult:
     scheme = choose_scheme(options)
     check_options(source, options, scheme)
     data, held_out = find_datasets(options)
-    model, conversion, reference = calibrate_model(source, scheme, data, held_out, options)
-    graph, ranges = conversion.graph, conversion.ranges
+    model, conversion, trials = calibrate_model(source, scheme, data, held_out, options)
+    graph, ranges, reference = conversion.graph, conversion.ranges, trials.reference
     if held_out is not None:
         held_out_reference = compute_reference(model, graph, held_out, options, ranges.provenance.preprocessing)
         # A stream may have no samples after those of the calibration.
@@ -245,12 +246,17 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         fallback = search_fallbacks(conversion, reference, options, options.max_drop)
         conversion = conversion.exclude(fallback.keep_float)
         save_plan(options, graph, conversion.plan)
-    report = _write_and_measure(model, conversion, reference, fallback, options)
+    report = _write_and_measure(model, conversion, reference, trials, fallback, options)
     return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning))
 
 
 def _write_and_measure(
-    model: Model, conversion: Conversion, reference: FloatReference, fallback: Fallback | None, options: Options
+    model: Model,
+    conversion: Conversion,
+    reference: FloatReference,
+    trials: Trials,
+    fallback: Fallback | None,
+    options: Options,
 ) -> QuantizationReport:
     """Write the quantized model, check it, and measure accuracy and latency."""
     doubts = find_doubts(model, reference, conversion.ranges.provenance)
@@ -266,7 +272,7 @@ def _write_and_measure(
         samples = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
         report = _report(model, conversion, fallback, file, options, samples)
         options.on_progress(Progress("measuring the accuracy", 0))
-        accuracy = try_measure_accuracy(file, conversion, reference)
+        accuracy = trials.find_accuracy(conversion, reference) or try_measure_accuracy(file, conversion, reference)
         report = replace(report, accuracy=replace(accuracy, doubts=doubts))
         if conversion.plan.scheme.weights_only:
             report = replace(report, preprocessing=reference.preprocessing)

@@ -1,0 +1,219 @@
+"""Migration of channel scales from activations to weights in ONNX graphs, exact in float (SmoothQuant).
+
+    (x / s) (s W) = x W           s = sqrt(max |x| / max |W|) of each input channel
+
+All channels of a tensor have one quantization scale, so that a few large channels leave few quantized values for the
+others. Their size moves into the weights of the matrix products that consume the tensor. The division is folded into
+the constants that produce the tensor: the scale of a normalization, or the weights of the matrix product before it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from quantkit.errors import InputError
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.layers import WEIGHTS_INDEX
+from quantkit.ops.roles import find_roles
+from quantkit.ops.roles.onnx import BIAS_INDEX
+from quantkit.quantization.calibration import open_calibration_session
+from quantkit.quantization.observation import tensor_name
+from quantkit.quantization.observers import create_observer
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+
+Floats = npt.NDArray[np.float64]
+PRODUCTS = ("MatMul", "Gemm")
+# Ops with f(x / s) = f(x) / s for s > 0.
+HOMOGENEOUS_OPS = ("Relu", "LeakyRelu", "Identity")
+# Ratio of the largest channel to the median one from which a migration is worth a trial.
+MIN_RATIO = 2.0
+# Largest factor between the scales of a channel and of the median channel.
+MAX_SCALE = 16.0
+
+
+def find_scales(graph: Graph, plan: Plan, ranges: Ranges) -> dict[Edge, tuple[float, ...]]:
+    """Return the scale of each channel, (c,), of all inputs of layers whose scales can migrate and differ much.
+
+    Args:
+        graph: float ONNX graph.
+        plan: plan of ``graph``.
+        ranges: with `Ranges.channel_maxima`.
+    """
+    edges = dict.fromkeys(pattern.input for pattern in plan.patterns if pattern.weights)
+    scales = {edge: _find_scale(graph, edge, ranges) for edge in edges if len(plan.group_of(edge)) == 1}
+    return {edge: tuple(scale.tolist()) for edge, scale in scales.items() if scale is not None}
+
+
+def with_migrated_scales(
+    graph: Graph,
+    plan: Plan,
+    ranges: Ranges,
+    scales: Mapping[Edge, tuple[float, ...]],
+    runs: Iterable[Mapping[str, Array]],
+    runtime: str,
+) -> Ranges:
+    """Return the ranges with the scales, and with new ranges of the divided edges.
+
+    Args:
+        graph: float ONNX graph.
+        plan: plan of ``graph``.
+        ranges: ranges of every edge of the plan.
+        scales: scale of each channel, (c,), by edge.
+        runs: feeds of the float graph.
+        runtime: runtime of the float graph, or ``auto``.
+
+    Raises:
+        UnavailableError, GraphError: the runtime cannot run the graph.
+    """
+    graph = migrate_scales(graph, scales)
+    observers = {edge: create_observer(plan.scheme.observer, plan.activations[edge]) for edge in scales}
+    with open_calibration_session(graph, plan, runtime) as session:
+        for feeds in runs:
+            outputs = session.run(feeds)
+            for edge, observer in observers.items():
+                observer.observe(outputs[tensor_name(graph, edge)])
+    means = {edge: np.asarray(ranges.means[edge]) / values for edge, values in scales.items() if edge in ranges.means}
+    return replace(
+        ranges,
+        ranges={**ranges, **{edge: observer.range() for edge, observer in observers.items()}},
+        means={**ranges.means, **{edge: tuple(values.tolist()) for edge, values in means.items()}},
+        scales=scales,
+    )
+
+
+def migrate_scales(graph: Graph, scales: Mapping[Edge, tuple[float, ...]]) -> Graph:
+    """Return an equal graph whose edges are divided by the scales of their channels.
+
+    Args:
+        graph: float ONNX graph.
+        scales: scale of each channel, (c,), by edge.
+
+    Raises:
+        InputError: the scales do not fit the graph.
+    """
+    for edge, values in scales.items():
+        scale = np.asarray(values)
+        divided, multiplied = _divide(graph, edge, scale), _multiply_weights(graph, edge, scale)
+        if divided is None or multiplied is None:
+            raise InputError(
+                f"the scales of edge {str(edge)!r} cannot move into weights", hint="calibrate again, for this graph"
+            )
+        graph = _with_values(graph, {**divided, **multiplied})
+    return graph
+
+
+def _find_scale(graph: Graph, edge: Edge, ranges: Ranges) -> Floats | None:
+    """Return the scale of each channel of an edge; None if the scales cannot migrate, or differ little."""
+    maxima = np.asarray(ranges.channel_maxima.get(edge, ()), np.float64)
+    if not maxima.size or not np.isfinite(maxima).all() or maxima.max() < MIN_RATIO * np.median(maxima):
+        return None
+    same_scale = np.ones(maxima.size)
+    if _multiply_weights(graph, edge, same_scale) is None or _divide(graph, edge, same_scale) is None:
+        return None
+    sizes = np.max([_row_maxima(graph, node) for node in graph.consumers(edge)], axis=0).astype(np.float64)
+    scale = np.ones(maxima.size)
+    used = (maxima > 0) & (sizes > 0)
+    scale[used] = np.sqrt(maxima[used] / sizes[used])
+    scale[used] = np.clip(scale[used] / np.median(scale[used]), 1 / MAX_SCALE, MAX_SCALE) if used.any() else 1.0
+    return scale
+
+
+def _row_maxima(graph: Graph, product: Node) -> Array:
+    """Return the largest absolute weight of each input channel of a product, (c,)."""
+    weights = graph[product.inputs[WEIGHTS_INDEX].node].value.array
+    maxima: Array = np.abs(weights).max(0 if product.attrs.get("transB") else 1)
+    return maxima
+
+
+def _multiply_weights(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
+    """Return the new weights of all consumers of an edge; None if one is not a product with weights of its own."""
+    changes: dict[str, Array] = {}
+    for use in graph.uses.get(edge, ()):
+        weights = _own_constant(graph, use.node, WEIGHTS_INDEX)
+        is_product = use.node.op in PRODUCTS and use.slot == 0 and not use.node.attrs.get("transA")
+        if not is_product or weights is None or len(weights.shape) != 2:
+            return None
+        rows_axis = 1 if use.node.attrs.get("transB") else 0
+        if weights.shape[rows_axis] != scale.size:
+            return None
+        factors = scale[None, :] if rows_axis else scale[:, None]
+        changes[use.node.inputs[WEIGHTS_INDEX].node] = weights.array * factors
+    return changes if changes and edge not in graph.outputs else None
+
+
+def _divide(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
+    """Return the new constants that divide an edge by the scales; None if the constants before it cannot."""
+    node = graph[edge.node]
+    if edge.port or edge in graph.outputs or not find_roles(graph).is_valid(node):
+        return None
+    if node.op == "LayerNormalization":
+        return _divide_constants(graph, node, range(1, len(node.inputs)), scale)
+    if node.op in PRODUCTS:
+        return _divide_product(graph, node, scale)
+    if node.op in HOMOGENEOUS_OPS:
+        return _divide_operand(graph, node, 0, scale)
+    if node.op not in ("Add", "Mul") or len(node.inputs) != 2:
+        return None
+    constants = [slot for slot in (0, 1) if graph.constant_of(node.inputs[slot]) is not None]
+    if not constants:
+        attempts = (_divide_operand(graph, node, slot, scale) for slot in (0, 1)) if node.op == "Mul" else ()
+        return next((changes for changes in attempts if changes is not None), None)
+    changes = _divide_constants(graph, node, constants[:1], scale)
+    if node.op == "Mul" or changes is None:
+        return changes
+    rest = _divide_operand(graph, node, 1 - constants[0], scale)
+    return None if rest is None else {**changes, **rest}
+
+
+def _divide_operand(graph: Graph, node: Node, slot: int, scale: Floats) -> dict[str, Array] | None:
+    edge = node.inputs[slot]
+    return _divide(graph, edge, scale) if len(graph.uses[edge]) == 1 else None
+
+
+def _divide_product(graph: Graph, node: Node, scale: Floats) -> dict[str, Array] | None:
+    weights = _own_constant(graph, node, WEIGHTS_INDEX)
+    axis = 0 if node.attrs.get("transB") else 1
+    if (
+        weights is None
+        or len(weights.shape) != 2
+        or weights.shape[axis] != scale.size
+        or node.attrs.get("beta", 1) != 1
+    ):
+        return None
+    divided = weights.array / (scale[:, None] if axis == 0 else scale[None, :])
+    changes: dict[str, Array] | None = {}
+    if len(node.inputs) > BIAS_INDEX and node.inputs[BIAS_INDEX].node:
+        changes = _divide_constants(graph, node, [BIAS_INDEX], scale)
+    return None if changes is None else {node.inputs[WEIGHTS_INDEX].node: divided, **changes}
+
+
+def _divide_constants(graph: Graph, node: Node, slots: Iterable[int], scale: Floats) -> dict[str, Array] | None:
+    """Return the divided vectors at inputs of a node; None if one is shared or has another size than the channels."""
+    changes: dict[str, Array] = {}
+    for slot in slots:
+        value = _own_constant(graph, node, slot)
+        if value is None or value.num_elements != scale.size or value.shape[-1] != scale.size:
+            return None
+        changes[node.inputs[slot].node] = value.array / scale
+    return changes
+
+
+def _own_constant(graph: Graph, node: Node, slot: int) -> Tensor | None:
+    """Return the float constant at an input of a node; None if it has other consumers."""
+    if slot >= len(node.inputs):
+        return None
+    edge = node.inputs[slot]
+    value = graph.constant_of(edge)
+    is_own = value is not None and value.dtype is DType.FLOAT and len(graph.uses[edge]) == 1
+    return value if is_own and edge.node not in graph.endpoint_names else None
+
+
+def _with_values(graph: Graph, values: Mapping[str, Array]) -> Graph:
+    nodes = dict(graph.nodes)
+    for name, value in values.items():
+        nodes[name] = nodes[name].with_attrs(value=Tensor.of(value.astype(np.float32)))
+    return graph.with_nodes(nodes.values())

@@ -1,0 +1,116 @@
+"""Channel scales move from activations into weights without a change of the float outputs."""
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.errors import InputError
+from quantkit.formats import onnx as onnx_format
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import Array
+from quantkit.quantization import Plan, Ranges, Scheme, annotate, calibrate
+from quantkit.quantization.scale_migration import find_scales, migrate_scales
+from quantkit.quantization.workflow import trials
+from quantkit.runtimes import open_session
+
+onnx = pytest.importorskip("onnx", reason="pip install onnx")
+pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+from onnx import numpy_helper, parser  # noqa: E402
+
+pytestmark = pytest.mark.engine
+CHANNELS = 16
+SIZES = np.where(np.arange(CHANNELS) == 3, 60, 1).astype(np.float32)
+SAMPLES = list(np.random.default_rng(5).normal(0, 1, (8, 1, 6, CHANNELS)).astype(np.float32))
+LAYER_NORM = "n = LayerNormalization(x, gamma, beta)"
+SPELT_OUT = "m = Mul(gamma, x) n = Add(m, beta)"
+# A normalization with a large channel, and a gated product of two projections, one of whose channels is large, too.
+TEXT = """
+<ir_version: 8, opset_import: ["" : 17]>
+network (float[1, 6, 16] x) => (float[1, 6, 4] y) {
+  NORM
+  a = MatMul(n, v)
+  s = Sigmoid(a)
+  b = MatMul(n, w)
+  r = Relu(b)
+  g = Mul(s, r)
+  y = MatMul(g, u)
+}
+"""
+
+
+def network(text: str = TEXT, norm: str = LAYER_NORM) -> Graph:
+    random = np.random.default_rng(1)
+    values = {
+        "gamma": SIZES,
+        "beta": 0.1 * SIZES,
+        "v": random.normal(0, 0.3, (CHANNELS, CHANNELS)) / SIZES[:, None],
+        "w": random.normal(0, 0.3, (CHANNELS, CHANNELS)) / SIZES[:, None] * SIZES,
+        "u": random.normal(0, 0.3, (CHANNELS, 4)) / SIZES[:, None],
+    }
+    model = parser.parse_model(text.replace("NORM", norm))
+    for name, value in values.items():
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    return onnx_format.decode(model.SerializeToString())
+
+
+def calibrate_network(graph: Graph) -> tuple[Plan, Ranges]:
+    plan = annotate(graph, Scheme())
+    return plan, calibrate(graph, plan, SAMPLES)
+
+
+def outputs(graph: Graph) -> Array:
+    with open_session(graph, "onnxruntime") as session:
+        return np.concatenate([session.run({"x": sample})["y"] for sample in SAMPLES])
+
+
+@pytest.mark.parametrize("norm", [LAYER_NORM, SPELT_OUT])
+def test_migrated_scales_keep_the_outputs_and_equalize_the_channels(norm: str) -> None:
+    graph = network(norm=norm)
+    plan, ranges = calibrate_network(graph)
+    scales = find_scales(graph, plan, ranges)
+    assert scales.keys() == {Edge("n"), Edge("g")}
+    migrated = migrate_scales(graph, scales)
+    np.testing.assert_allclose(outputs(migrated), outputs(graph), rtol=1e-5, atol=1e-5)
+    _, after = calibrate_network(migrated)
+    for edge in scales:
+        ratios = [
+            float(maxima.max() / np.median(maxima))
+            for maxima in (each.channel_maxima[edge] for each in (ranges, after))
+        ]
+        assert ratios[1] < 0.5 * ratios[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "edges"),
+    [
+        ("b = MatMul(n, w)", "e = Neg(n) b = MatMul(e, w)", {Edge("g")}),  # not a product
+        ("b = MatMul(n, w)", "b = MatMul(n, v)", set()),  # shared weights
+        ("g = Mul(s, r)", "g = Add(s, r)", {Edge("n")}),  # not homogeneous
+        ("g = Mul(s, r)", "t = Tanh(r) g = Mul(s, t)", {Edge("n")}),
+        ("s = Sigmoid(a)", "s = Sigmoid(r)", {Edge("n")}),  # r has two consumers
+    ],
+)
+def test_scales_stay_where_no_constant_can_absorb_them(old: str, new: str, edges: set[Edge]) -> None:
+    graph = network(TEXT.replace(old, new))
+    assert find_scales(graph, *calibrate_network(graph)).keys() == edges
+
+
+def test_scales_of_another_graph_are_an_error() -> None:
+    graph = network(TEXT.replace("g = Mul(s, r)", "g = Add(s, r)"))
+    with pytest.raises(InputError, match="the scales of edge 'g' cannot move"):
+        migrate_scales(graph, {Edge("g"): (1.0,) * CHANNELS})
+
+
+def test_quantize_migrates_scales_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "GOOD_ERROR", 0.0)
+    messages: list[str] = []
+    result = qk.quantize(network(), SAMPLES, runs=0, on_message=messages.append)
+    assert result.ranges.scales
+    assert any("whose channel 3 is the largest" in message for message in messages)
+    again = Ranges.from_json(result.ranges.to_json())
+    assert again == result.ranges
+    plain = qk.quantize(network(), SAMPLES, runs=0, scheme=Scheme())
+    errors = [each.report.accuracy.metrics.error for each in (result, plain)]  # type: ignore[union-attr]
+    assert errors[0] < 0.7 * errors[1]
+    repeated = qk.quantize(network(), ranges=again, plan=result.plan, runs=0)
+    assert repeated.conversion.quantized == result.conversion.quantized
