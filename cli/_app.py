@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
-from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
+from quantkit.errors import FallbackWarning, InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.limits import limits
 
 from ._arguments import add_output_flags
@@ -127,6 +127,8 @@ def _exit_code(arguments: list[str]) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")  # of libraries, for example about overflows
+            warnings.simplefilter("ignore" if {"-q", "--quiet"} & set(flags) else "always", FallbackWarning)
+            warnings.showwarning = lambda message, *_: write_line(f"warning: {message}", sys.stderr)
             code = _run([flag for flag in flags if flag != "--debug"] + arguments[len(flags) :])
         sys.stdout.flush()
     except KeyboardInterrupt:

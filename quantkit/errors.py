@@ -55,6 +55,10 @@ class GraphError(InputError):
     """Malformed graph: a missing node, a cycle, or an op with invalid inputs or attributes."""
 
 
+class FallbackWarning(UserWarning):
+    """Warning that another tool does the work, because quantkit does not support a part of the model."""
+
+
 class UnavailableError(QuantkitError):
     """Feature that this machine or installation does not support."""
 

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
@@ -18,7 +19,7 @@ from quantkit.convert import tensorflow_to_onnx
 from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, prune
 from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
-from quantkit.errors import UnavailableError
+from quantkit.errors import FallbackWarning, UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, constant
 from quantkit.ops.kernels import evaluate
@@ -54,6 +55,8 @@ def to_onnx(graph: Graph) -> bytes:
 def to_onnx_graph(graph: Graph) -> Graph:
     """Convert a TensorFlow graph to a graph of ONNX ops, which may exceed the size of one file.
 
+    If tf2onnx converts the graph, a `FallbackWarning` lists the nodes that need it.
+
     Raises:
         UnavailableError: an op is not supported.
         GraphError: TensorFlow rejects the graph.
@@ -72,6 +75,7 @@ def to_onnx_graph(graph: Graph) -> Graph:
             raise UnavailableError(
                 error.message, hint="tf2onnx may convert them: pip install 'quantkit[onnx,tensorflow]'"
             ) from None
+        warnings.warn(f"{error.message}; tf2onnx converts the graph", FallbackWarning, stacklevel=2)
         try:
             data = convert_by_tf2onnx(graph)
         except UnavailableError as second:

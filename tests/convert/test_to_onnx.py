@@ -1,20 +1,25 @@
 import os
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import quantkit as qk
 from quantkit.convert import cache as conversion_cache
 from quantkit.convert import to_onnx as module
 from quantkit.convert.to_onnx import UNSUPPORTED, to_onnx
-from quantkit.errors import GraphError, UnavailableError
+from quantkit.errors import FallbackWarning, GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes import tensorflow
 from quantkit.runtimes.availability import Availability, find_package
 
 TOOLS = (find_package("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
-pytestmark = pytest.mark.skipif(not all(tool.ok for tool in TOOLS), reason=" ".join(tool.detail for tool in TOOLS))
+pytestmark = [
+    pytest.mark.skipif(not all(tool.ok for tool in TOOLS), reason=" ".join(tool.detail for tool in TOOLS)),
+    pytest.mark.filterwarnings("ignore::quantkit.errors.FallbackWarning"),
+]
 
 FLOAT = DType.FLOAT
 
@@ -33,9 +38,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "converted"
 
 
-def small(op: str = "Atan") -> Graph:
-    """Return a graph that only tf2onnx can convert."""
-    return Graph.of([placeholder("x", None, 2), node("y", op, "x")], ["x"], ["y"])
+def small(op: str = "Cumprod") -> Graph:
+    """Return a graph of one op; only tf2onnx can convert a Cumprod."""
+    axis = constant("axis", np.int32(1))
+    inputs = ("x", "axis") if op == "Cumprod" else ("x",)
+    return Graph.of([placeholder("x", None, 2), axis, node("y", op, *inputs)], ["x"], ["y"])
 
 
 def test_inputs_and_outputs_keep_their_names_and_the_opset_is_recent(cache: Path) -> None:
@@ -66,9 +73,25 @@ def test_conversion_of_supported_ops_needs_no_tensorflow(cache: Path, monkeypatc
 
 def test_error_without_tf2onnx_names_the_node(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_package", lambda *names, extra: Availability.no(extra))
-    with pytest.raises(UnavailableError, match=r"node 'y' \(Atan\)") as caught:
+    with pytest.raises(UnavailableError, match=r"node 'y' \(Cumprod\)") as caught:
         to_onnx(small())
     assert "pip install 'quantkit[onnx,tensorflow]'" in caught.value.hint
+
+
+def test_fallback_is_reported(cache: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.warns(FallbackWarning, match=r"node 'y' \(Cumprod\) cannot be converted to ONNX: .*tf2onnx converts"):
+        to_onnx(small())
+    qk.save(small(), tmp_path / "cumprod.pb")
+    (entry,) = (script for script in entry_points(group="console_scripts") if script.name == "quantkit")
+    arguments = [
+        "transform",
+        str(tmp_path / "cumprod.pb"),
+        "-o",
+        str(tmp_path / "cumprod.onnx"),
+        "--transforms=strip_unused_nodes",
+    ]
+    assert entry.load()(arguments) == 0
+    assert "warning: node 'y' (Cumprod)" in capsys.readouterr().err
 
 
 def test_conversion_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

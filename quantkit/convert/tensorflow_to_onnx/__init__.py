@@ -1,7 +1,17 @@
 """Conversion of TensorFlow inference graphs to ONNX graphs."""
 
 # Each module registers handlers for op types.
-from quantkit.convert.tensorflow_to_onnx import elementwise, layers, sequences, shapes, slices  # noqa: F401
+from quantkit.convert.tensorflow_to_onnx import (  # noqa: F401
+    elementwise,
+    indexing,
+    layers,
+    mathematics,
+    matrices,
+    sequences,
+    shapes,
+    slices,
+    vision,
+)
 from quantkit.convert.tensorflow_to_onnx.control_flow import lower
 from quantkit.convert.tensorflow_to_onnx.translator import Translation, Translator
 from quantkit.ir.graph import Graph

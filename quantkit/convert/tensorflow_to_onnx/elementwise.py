@@ -21,27 +21,42 @@ from quantkit.ops.onnx.types import NUMBERS
 
 UNARY = {
     "Abs": "Abs",
+    "Acos": "Acos",
+    "Acosh": "Acosh",
+    "Asin": "Asin",
+    "Asinh": "Asinh",
+    "Atan": "Atan",
+    "Atanh": "Atanh",
     "Ceil": "Ceil",
+    "Cos": "Cos",
+    "Cosh": "Cosh",
     "Elu": "Elu",
     "Erf": "Erf",
     "Exp": "Exp",
     "Floor": "Floor",
+    "IsInf": "IsInf",
+    "IsNan": "IsNaN",
     "Log": "Log",
     "LogicalNot": "Not",
     "Neg": "Neg",
     "Relu": "Relu",
+    "Rint": "Round",
     "Round": "Round",
     "Selu": "Selu",
     "Sigmoid": "Sigmoid",
     "Sign": "Sign",
+    "Sin": "Sin",
+    "Sinh": "Sinh",
     "Softplus": "Softplus",
     "Softsign": "Softsign",
     "Sqrt": "Sqrt",
+    "Tan": "Tan",
     "Tanh": "Tanh",
 }
 BINARY = {
     "Add": "Add",
     "AddV2": "Add",
+    "BiasAddV1": "Add",
     "Div": "Div",
     "Equal": "Equal",
     "Greater": "Greater",
@@ -56,8 +71,11 @@ BINARY = {
     "Pow": "Pow",
     "RealDiv": "Div",
     "Sub": "Sub",
+    "TruncateDiv": "Div",
 }
-IDENTITY_OPS = "Identity EnsureShape StopGradient CheckNumerics PreventGradient Snapshot"
+IDENTITY_OPS = (
+    "Identity IdentityN EnsureShape StopGradient CheckNumerics PreventGradient Snapshot PlaceholderWithDefault"
+)
 
 
 def _operand(translator: Translator, edge: Edge, layout: str) -> Edge:
@@ -78,8 +96,6 @@ def _unary(translator: Translator, node: Node) -> None:
 
 @converts(" ".join(BINARY))
 def _binary(translator: Translator, node: Node) -> None:
-    if node.op == "Div" and not translator.dtype(node.inputs[0]).is_float:
-        raise conversion_error(node, "integer division is not supported")
     layout = common_layout(translator, node.inputs)
     translator.emit(node, BINARY[node.op], [_operand(translator, edge, layout) for edge in node.inputs], layout)
 
@@ -157,9 +173,9 @@ def _softmax(translator: Translator, node: Node) -> None:
 
 @converts(IDENTITY_OPS)
 def _copy(translator: Translator, node: Node) -> None:
-    source = node.inputs[0]
-    if (source, NCHW) not in translator.values:
-        translator.plain(source)
-    for layout in (PLAIN, NCHW):
-        if (source, layout) in translator.values:
-            translator.values[Edge(node.name), layout] = translator.values[source, layout]
+    for port, source in enumerate(node.inputs):
+        if (source, NCHW) not in translator.values:
+            translator.plain(source)
+        for layout in (PLAIN, NCHW):
+            if (source, layout) in translator.values:
+                translator.values[Edge(node.name, port), layout] = translator.values[source, layout]

@@ -22,7 +22,7 @@ WRITE = "TensorScatterUpdate"
 
 # (nodes before, node) -> nodes in its place; the last one has its name and one output
 _Rewrite = Callable[[Mapping[str, Node], Node], list[Node]]
-_REWRITES: dict[str, _Rewrite] = {}
+LIST_OPS: dict[str, _Rewrite] = {}
 
 
 def lower_lists(graph: Graph) -> Graph:
@@ -37,7 +37,7 @@ def lower_lists(graph: Graph) -> Graph:
     for name in graph.order:
         node = graph[name]
         node = node.with_(inputs=tuple(flows.get(edge, edge) for edge in node.inputs), controls=())
-        rewrite = _REWRITES.get(node.op)
+        rewrite = LIST_OPS.get(node.op)
         try:
             lowered = rewrite(nodes, node) if rewrite else [_with_types(nodes, node)]
         except (KeyError, IndexError, ValueError, TypeError) as error:
@@ -59,7 +59,7 @@ def _rewrites(ops: str) -> Callable[[_Rewrite], _Rewrite]:
     """Register a rewrite for op types separated by spaces."""
 
     def register(rewrite: _Rewrite) -> _Rewrite:
-        _REWRITES.update(dict.fromkeys(ops.split(), rewrite))
+        LIST_OPS.update(dict.fromkeys(ops.split(), rewrite))
         return rewrite
 
     return register

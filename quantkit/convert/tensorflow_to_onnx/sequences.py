@@ -204,8 +204,14 @@ def _unpack(translator: Translator, node: Node) -> None:
 
 @converts("Gather GatherV2")
 def _gather(translator: Translator, node: Node) -> None:
-    if node.attrs.get("batch_dims"):
-        raise conversion_error(node, "batch_dims is not supported")
     axis = translator.constant(node, 2).item() if node.op == "GatherV2" else 0
+    batch_dims: Any = node.attrs.get("batch_dims", 0)
+    if batch_dims:
+        if not 0 < batch_dims == axis:
+            raise conversion_error(node, "the axis must be the first one after batch_dims")
+        last = translator.add_array(node, "last", [-1])
+        indices = translator.add_intermediate(node, "indices", "Unsqueeze", [translator.int64_input(node, 1), last])
+        translator.emit(node, "GatherND", [translator.plain(node.inputs[0]), indices], PLAIN, batch_dims=batch_dims)
+        return
     edges: Sequence[Edge] = [translator.plain(edge) for edge in node.inputs[:2]]
     translator.emit(node, "Gather", edges, PLAIN, axis=axis)

@@ -179,19 +179,27 @@ def _logical_reduction(translator: Translator, node: Node) -> None:
 
 @converts("ResizeBilinear ResizeNearestNeighbor")
 def _resize(translator: Translator, node: Node) -> None:
-    shape = translator.shape(node.inputs[0])
-    if translator.dtype(node.inputs[0]) is not DType.FLOAT or not shape.is_known:
-        raise conversion_error(node, "the input must be float32 and have a known shape")
-    n, _, _, c = shape.sizes
-    height, width = (int(size) for size in translator.constant(node, 1))
-    centers, corners = bool(node.attrs.get("half_pixel_centers")), bool(node.attrs.get("align_corners"))
     is_linear = node.op == "ResizeBilinear"
+    dtype = translator.dtype(node.inputs[0])
+    image = translator.nchw(node.inputs[0])
+    if dtype is not DType.FLOAT:
+        if not is_linear:
+            raise conversion_error(node, "the input must be float32")
+        image = translator.add_cast(node, "float", image, DType.FLOAT)
+    centers, corners = bool(node.attrs.get("half_pixel_centers")), bool(node.attrs.get("align_corners"))
     if corners and not is_linear:
         raise conversion_error(node, "ONNX rounds positions differently with align_corners")
     mode = b"half_pixel" if centers else b"align_corners" if corners else b"asymmetric"
     attrs: dict[str, Attr] = {"coordinate_transformation_mode": mode, "mode": b"linear" if is_linear else b"nearest"}
     if not is_linear:
         attrs["nearest_mode"] = b"round_prefer_ceil" if centers else b"floor"
-    sizes = translator.add_integers(f"{node.name}/sizes", (n, c, height, width))
-    inputs = [translator.nchw(node.inputs[0]), Edge(""), Edge(""), sizes]
-    translator.emit(node, "Resize", inputs, NCHW, **attrs)
+    translator.emit(node, "Resize", [image, Edge(""), Edge(""), _resized_shape(translator, node, image)], NCHW, **attrs)
+
+
+def _resized_shape(translator: Translator, node: Node, image: Edge) -> Edge:
+    """Return the shape of a resized image in layout NCHW."""
+    dims, sizes = translator.shape(node.inputs[0]).dims, translator.constant_of(node.inputs[1])
+    if dims is not None and dims[0] is not None and dims[3] is not None and sizes is not None:
+        return translator.add_integers(f"{node.name}/sizes", (dims[0], dims[3], *map(int, sizes.array)))
+    shape = translator.add_intermediate(node, "shape", "Shape", [image], start=0, end=2)
+    return translator.add_intermediate(node, "sizes", "Concat", [shape, translator.int64_input(node, 1)], axis=0)

@@ -11,11 +11,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.ops.onnx.types import NUMBERS
 from quantkit.ops.shape_inference import UNKNOWN, infer
 from quantkit.ops.size_inference import Sizes, as_tensor
 from quantkit.ops.tensorflow.signatures import output_dtypes
@@ -262,6 +264,31 @@ class Translator:
         while name in self.nodes or name in self.graph:
             name += "_"
         return self.add_node(name, op, inputs, **attrs)
+
+    def add_array(self, node: Node, suffix: str, values: npt.ArrayLike, dtype: DType = DType.INT64) -> Edge:
+        """Add a constant of the conversion of ``node``, with an unused name."""
+        name = f"{node.name}/{suffix}"
+        while name in self.nodes or name in self.graph:
+            name += "_"
+        return self.add_constant(name, Tensor.of(np.array(values, dtype.numpy), dtype))
+
+    def add_cast(self, node: Node, suffix: str, edge: Edge, dtype: DType) -> Edge:
+        """Add a Cast of the conversion of ``node``."""
+        return self.add_intermediate(node, suffix, "Cast", [edge], to=NUMBERS[dtype])
+
+    def int64_input(self, node: Node, slot: int) -> Edge:
+        """Return an input with integers, as int64."""
+        edge = node.inputs[slot]
+        constant = self.constant_of(edge)
+        if constant is not None:
+            return self.add_array(node, f"{slot}/long", constant.array)
+        value = self.plain(edge)
+        return value if self.dtype(edge) is DType.INT64 else self.add_cast(node, f"{slot}/long", value, DType.INT64)
+
+    def emit_as(self, node: Node, port: int, edge: Edge, dtype: DType) -> None:
+        """Add a Cast whose result is an output of ``node``."""
+        output = Edge(node.name, port)
+        self.values[output, PLAIN] = self.add_node(str(output), "Cast", [edge], to=NUMBERS[dtype])
 
     def emit(self, node: Node, op: str, inputs: Sequence[Edge], layout: str, **attrs: Attr) -> Edge:
         """Add the producer of the first output of ``node``; keep the node's name if possible."""

@@ -22,7 +22,9 @@ UNKNOWN_SIZES = (1, 997)
     "Identity CheckNumerics StopGradient Relu Relu6 Elu Selu LeakyRelu Sigmoid Tanh Softmax LogSoftmax Softplus Abs "
     "Neg Exp Log Sqrt Rsqrt Square Floor Ceil Round Cast BiasAdd LRN ZerosLike OnesLike FakeQuantWithMinMaxVars "
     "FakeQuantWithMinMaxArgs Erf Erfc Sign LogicalNot PlaceholderWithDefault Dequantize Softsign Reciprocal Inv Expm1 "
-    "Log1p Sin Cos Tan Rint Cumsum ClipByValue ReverseV2 ReverseSequence TensorScatterUpdate"
+    "Log1p Sin Cos Tan Sinh Cosh Asin Acos Atan Asinh Acosh Atanh Rint IsFinite IsInf IsNan Cumsum ClipByValue "
+    "ReverseV2 ReverseSequence TensorScatterUpdate TensorScatterAdd TensorScatterSub AddN BiasAddV1 Roll "
+    "InvertPermutation MatrixBandPart MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3"
 )
 def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return shapes[:1]
@@ -65,7 +67,8 @@ def _const(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
 
 @RULES.rule(
     "Add AddV2 Sub Mul Div RealDiv Maximum Minimum Pow SquaredDifference FloorDiv FloorMod Greater GreaterEqual Less "
-    "LessEqual Equal NotEqual LogicalAnd LogicalOr QuantizedAdd QuantizedMul"
+    "LessEqual Equal NotEqual LogicalAnd LogicalOr TruncateDiv TruncateMod Mod Atan2 DivNoNan MulNoNan Xdivy "
+    "QuantizedAdd QuantizedMul"
 )
 def _broadcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     first, second = dims_of(shapes[0]), dims_of(shapes[1])
@@ -138,7 +141,9 @@ def _conv3d(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
     return [Shape(tuple(dims))]
 
 
-@RULES.rule("BroadcastTo Conv2DBackpropInput Fill RandomStandardNormal RandomUniform TruncatedNormal")
+@RULES.rule(
+    "BroadcastTo Conv2DBackpropInput Conv3DBackpropInputV2 Fill RandomStandardNormal RandomUniform TruncatedNormal"
+)
 def _shape_from_input(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     sizes = constants[1 if node.op == "BroadcastTo" else 0]
     return [Shape(tuple(int(size) for size in sizes.array))]
@@ -291,6 +296,46 @@ def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
     if node.attrs.get("keep_dims"):
         return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
     return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
+
+
+@RULES.rule("ArgMax ArgMin")
+def _arg_extreme(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
+    axis = constants[1].array.item() % len(dims)
+    return [Shape((*dims[:axis], *dims[axis + 1 :]))]
+
+
+@RULES.rule("TopKV2")
+def _top_k(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    count = constants[1].array.item() if 1 in constants else None
+    return [Shape((*dims_of(shapes[0])[:-1], count))] * 2
+
+
+@RULES.rule("OneHot")
+def _one_hot(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims = dims_of(shapes[0])
+    axis = attribute(node, "axis") % (len(dims) + 1)
+    return [Shape((*dims[:axis], constants[1].array.item() if 1 in constants else None, *dims[axis:]))]
+
+
+@RULES.rule("GatherNd")
+def _gather_nd(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    dims, (*outer, depth) = dims_of(shapes[0]), dims_of(shapes[1])
+    return [UNKNOWN if depth is None else Shape((*outer, *dims[depth:]))]
+
+
+@RULES.rule("DepthToSpace SpaceToDepth")
+def _depth(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    size = attribute(node, "block_size")
+    is_first = attribute(node, "data_format") == b"NCHW"
+    dims = list(dims_of(shapes[0]))
+    for axis in range(1, 4):
+        is_channel = axis == (1 if is_first else 3)
+        factor = size**2 if is_channel else size
+        grows = is_channel == (node.op == "SpaceToDepth")
+        whole = dims[axis]
+        dims[axis] = None if whole is None else whole * factor if grows else whole // factor
+    return [Shape(dims)]
 
 
 @RULES.rule("Transpose")
