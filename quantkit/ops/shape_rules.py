@@ -38,3 +38,10 @@ def dims_of(shape: Shape) -> Dims:
     if shape.dims is None:
         raise ValueError("unknown rank")
     return shape.dims
+
+
+def join_shapes(first: Shape, second: Shape) -> Shape:
+    """Return the shape that both shapes have; sizes in which they differ are unknown."""
+    if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
+        return UNKNOWN
+    return Shape([size if size == other else None for size, other in zip(first.dims, second.dims, strict=True)])

@@ -1,4 +1,4 @@
-"""Conversion of ONNX graphs of convolutional networks to TensorFlow graphs.
+"""Conversion of ONNX graphs to TensorFlow graphs.
 
 Transforms and targets for TensorFlow graphs then apply to ONNX models.
 """
@@ -17,7 +17,15 @@ def convert(graph: Graph) -> Graph:
         GraphError: the nodes form a cycle.
     """
     # Each module registers handlers for op types; TensorFlow graphs need none of them.
-    from quantkit.convert.onnx_to_tensorflow import elementwise, layers, shapes  # noqa: F401
+    from quantkit.convert.onnx_to_tensorflow import (  # noqa: F401
+        arrays,
+        branches,
+        elementwise,
+        images,
+        layers,
+        recurrent,
+        shapes,
+    )
     from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator
 
     return OnnxTranslator(graph).translate()

@@ -1,7 +1,7 @@
 """Conversion of elementwise ops and softmax, in the layout in which their inputs exist."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,20 +14,32 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Array, Tensor
 
-# Inverse of the table for ONNX, without Not (LogicalNot has no attribute T) and Selu (alpha and gamma are fixed).
+# Inverse of the table for ONNX, without boolean results, and without Selu (alpha and gamma are fixed).
 UNARY = {"Reciprocal": "Reciprocal"} | {
-    onnx_op: op for op, onnx_op in TO_ONNX.items() if onnx_op not in ("Not", "Selu")
+    onnx_op: op for op, onnx_op in TO_ONNX.items() if onnx_op not in ("IsInf", "IsNaN", "Not", "Selu")
 }
 BINARY = {
     "Add": "AddV2",
     "Div": "RealDiv",
     "Max": "Maximum",
+    "Mean": "AddV2",
     "Min": "Minimum",
     "Mul": "Mul",
     "Pow": "Pow",
     "Sub": "Sub",
     "Sum": "AddV2",
 }
+COMPARISONS = {
+    "And": "LogicalAnd",
+    "Equal": "Equal",
+    "Greater": "Greater",
+    "GreaterOrEqual": "GreaterEqual",
+    "Less": "Less",
+    "LessOrEqual": "LessEqual",
+    "Or": "LogicalOr",
+    "Xor": "NotEqual",
+}
+PREDICATES = {"IsInf": "IsInf", "IsNaN": "IsNan", "Not": "LogicalNot"}
 
 
 def _input_layout(translator: OnnxTranslator, node: Node) -> str:
@@ -60,24 +72,26 @@ def _leaky_relu(translator: OnnxTranslator, node: Node) -> None:
 @converts("Clip")
 def _clip(translator: OnnxTranslator, node: Node) -> None:
     layout = _input_layout(translator, node)
-    source = translator.in_layout(node.inputs[0], layout)
-    low, high = _limit(translator, node, 1, "min"), _limit(translator, node, 2, "max")
-    if low == 0 and high in (6, None):
-        translator.emit_typed(node, "Relu" if high is None else "Relu6", [source], layout)
-    elif low is None and high is None:
-        translator.emit_typed(node, "Identity", [source], layout)
-    elif low is None or high is None:
-        op, limit = ("Maximum", low) if high is None else ("Minimum", high)
-        translator.emit_typed(node, op, [source, _scalar(translator, node, "limit", limit)], layout)
-    else:
-        source = translator.add_intermediate(node, "raised", "Maximum", [source, _scalar(translator, node, "low", low)])
-        translator.emit_typed(node, "Minimum", [source, _scalar(translator, node, "high", high)], layout)
+    value = translator.in_layout(node.inputs[0], layout)
+    limits = [_limit(translator, node, slot, name) for slot, name in ((1, "min"), (2, "max"))]
+    low, high = (None if edge is None else translator.nodes[edge.node] for edge in limits)
+    numbers = [edge.value.array.item() if edge is not None and edge.is_constant else None for edge in (low, high)]
+    if numbers[0] == 0 and translator.types[value].is_float and (high is None or numbers[1] == 6):
+        translator.emit_typed(node, "Relu" if high is None else "Relu6", [value], layout)
+        return
+    steps = [(op, edge) for op, edge in zip(("Maximum", "Minimum"), limits, strict=True) if edge is not None]
+    for op, edge in steps[:-1]:
+        value = translator.add_intermediate(node, "raised", op, [value, edge])
+    op, edges = (steps[-1][0], [steps[-1][1]]) if steps else ("Identity", [])
+    translator.emit_typed(node, op, [value, *edges], layout)
 
 
-def _limit(translator: OnnxTranslator, node: Node, slot: int, name: str) -> float | None:
+def _limit(translator: OnnxTranslator, node: Node, slot: int, name: str) -> Edge | None:
     """Return a bound of a Clip; None if the bound is absent."""
-    limit: Any = translator.constant(node, slot) if translator.has_input(node, slot) else node.attrs.get(name)
-    return None if limit is None else float(limit)
+    if translator.has_input(node, slot):
+        return translator.plain(node.inputs[slot])
+    value: Any = node.attrs.get(name)
+    return None if value is None else _scalar(translator, node, name, value)
 
 
 def _scalar(translator: OnnxTranslator, node: Node, suffix: str, value: float | None) -> Edge:
@@ -118,33 +132,111 @@ def _softmax(translator: OnnxTranslator, node: Node) -> None:
     axis: Any = node.attrs.get("axis", 1 if flattens_axes else -1)
     if rank is None or (flattens_axes and axis % rank != rank - 1):
         raise conversion_error(node, "a softmax over several axes, or with an unknown rank, is not supported")
-    if axis % rank == rank - 1 and not (translator.is_nhwc(edge) and rank == 4):
-        translator.emit_typed(node, node.op, [translator.plain(edge)], PLAIN)
-    elif rank == 4 and axis % rank == 1:
+    axis %= rank
+    if rank == 4 and axis == 1:
         translator.emit_typed(node, node.op, [translator.nhwc(edge)], NHWC)
-    else:
-        raise conversion_error(node, f"a softmax over axis {axis} is not supported: TensorFlow uses the last axis")
+        return
+    value = translator.plain(edge)
+    if axis == rank - 1:
+        translator.emit_typed(node, node.op, [value], PLAIN)
+        return
+    order = [*range(axis), rank - 1, *range(axis + 1, rank - 1), axis]  # exchanges the axis with the last one
+    name = translator.name(node.name)
+    last = translator.transpose(f"{name}/last", value, order)
+    result = translator.add_intermediate(node, "result", node.op, [last])
+    translator.values[Edge(node.name), PLAIN] = translator.transpose(name, result, order)
 
 
 @converts(" ".join(BINARY))
 def _binary(translator: OnnxTranslator, node: Node) -> None:
     op = BINARY[node.op]
-    can_be_nhwc = all(
-        translator.rank(edge) == 4 or translator.graph.constant_of(edge) is not None for edge in node.inputs
-    )
+    can_be_nhwc = all(translator.rank(edge) == 4 or translator.constant_of(edge) is not None for edge in node.inputs)
     layout = NHWC if can_be_nhwc and any(map(translator.is_nhwc, node.inputs)) else PLAIN
     inputs = [_operand(translator, edge, layout) for edge in node.inputs]
     while len(inputs) > 2:
         inputs[:2] = [translator.add_intermediate(node, f"of_{len(inputs)}", op, inputs[:2])]
+    if node.op == "Mean":
+        total = translator.add_intermediate(node, "sum", op, inputs) if len(inputs) > 1 else inputs[0]
+        op, inputs = "Mul", [total, _scalar(translator, node, "count", 1 / len(node.inputs))]
     if len(inputs) == 1:
         op = "Identity"
+    if node.op == "Div" and not translator.types[inputs[0]].is_float:
+        op = "TruncateDiv"
+    if node.op == "Pow":
+        inputs[1] = translator.add_cast(node, "exponent", inputs[1], translator.types[inputs[0]])
     translator.emit_typed(node, op, inputs, layout)
+
+
+@converts(" ".join(COMPARISONS))
+def _comparison(translator: OnnxTranslator, node: Node) -> None:
+    layout = _common_layout(translator, node.inputs)
+    inputs = [_operand(translator, edge, layout) for edge in node.inputs]
+    types = {} if node.op in ("And", "Or") else {"T": translator.types[inputs[0]]}
+    translator.emit_bool(node, COMPARISONS[node.op], inputs, layout, **types)
+
+
+@converts(" ".join(PREDICATES))
+def _predicate(translator: OnnxTranslator, node: Node) -> None:
+    if not (node.attrs.get("detect_negative", 1) and node.attrs.get("detect_positive", 1)):
+        raise conversion_error(node, "only both infinities are supported")
+    layout = _input_layout(translator, node)
+    source = translator.in_layout(node.inputs[0], layout)
+    types = {} if node.op == "Not" else {"T": translator.types[source]}
+    translator.emit_bool(node, PREDICATES[node.op], [source], layout, **types)
+
+
+@converts("Where")
+def _where(translator: OnnxTranslator, node: Node) -> None:
+    inputs = [translator.plain(edge) for edge in node.inputs]
+    edge = translator.emit(node, "SelectV2", inputs, PLAIN, T=translator.types[inputs[1]])
+    translator.types[edge] = translator.types[inputs[1]]
+
+
+@converts("Mod")
+def _mod(translator: OnnxTranslator, node: Node) -> None:
+    inputs = [translator.plain(edge) for edge in node.inputs]
+    translator.emit_typed(node, "Mod" if node.attrs.get("fmod") else "FloorMod", inputs, PLAIN)
+
+
+@converts("PRelu")
+def _prelu(translator: OnnxTranslator, node: Node) -> None:
+    """Convert to relu(x) - slope relu(-x)."""
+    layout = _common_layout(translator, node.inputs)
+    x, slope = (_operand(translator, edge, layout) for edge in node.inputs)
+    positive = translator.add_intermediate(node, "positive", "Relu", [x])
+    negative = translator.add_intermediate(
+        node, "negative", "Relu", [translator.add_intermediate(node, "neg", "Neg", [x])]
+    )
+    scaled = translator.add_intermediate(node, "scaled", "Mul", [negative, slope])
+    translator.emit_typed(node, "Sub", [positive, scaled], layout)
+
+
+@converts("Gelu")
+def _gelu(translator: OnnxTranslator, node: Node) -> None:
+    """Convert to x / 2 (1 + erf(x / sqrt(2)))."""
+    if node.attrs.get("approximate", b"none") != b"none":
+        raise conversion_error(node, "the approximation with Tanh is not supported")
+    layout = _input_layout(translator, node)
+    x = translator.in_layout(node.inputs[0], layout)
+    scaled = translator.add_intermediate(node, "scaled", "Mul", [x, _scalar(translator, node, "root", 0.5**0.5)])
+    erf = translator.add_intermediate(node, "erf", "Erf", [scaled])
+    gate = translator.add_intermediate(node, "gate", "AddV2", [erf, _scalar(translator, node, "one", 1.0)])
+    half = translator.add_intermediate(node, "half", "Mul", [x, _scalar(translator, node, "half/value", 0.5)])
+    translator.emit_typed(node, "Mul", [half, gate], layout)
+
+
+def _common_layout(translator: OnnxTranslator, edges: Sequence[Edge]) -> str:
+    """Return NHWC if an input exists in this layout, and all can be in this layout."""
+    can_be_nhwc = all(translator.rank(edge) == 4 or translator.constant_of(edge) is not None for edge in edges)
+    return NHWC if can_be_nhwc and any(map(translator.is_nhwc, edges)) else PLAIN
 
 
 def _operand(translator: OnnxTranslator, edge: Edge, layout: str) -> Edge:
     """Return an operand that is broadcast as in ONNX; a constant with one value per channel becomes a vector."""
-    tensor = translator.graph.constant_of(edge)
-    if layout == PLAIN or tensor is None or not tensor.shape:
+    tensor = translator.constant_of(edge)
+    if tensor is not None and not tensor.shape:
+        return translator.plain(edge)
+    if layout == PLAIN or tensor is None:
         return translator.in_layout(edge, layout)
     shape = (*(1,) * (4 - len(tensor.shape)), *tensor.shape)
     if math.prod(shape) == shape[1]:

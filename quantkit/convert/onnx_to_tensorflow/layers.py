@@ -1,45 +1,202 @@
 """Conversion of convolutions, pools, norms and matrix products."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from quantkit.convert.onnx_to_tensorflow.arrays import shape_of
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.convert.onnx_to_tensorflow.windows import find_windows, pad_image
 from quantkit.convert.tensorflow_to_onnx.translator import transpose_tensor
-from quantkit.ir.graph import Attr, Node
-from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ir.graph import Attr, Edge, Node
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
 
 
 @converts("Conv")
 def _conv(translator: OnnxTranslator, node: Node) -> None:
-    weights = translator.graph.constant_of(node.inputs[1])
-    if weights is None or len(weights.shape) != 4:
-        raise conversion_error(node, "the weights must be constant and have rank 4")
+    weights = translator.constant_of(node.inputs[1])
+    if weights is None or len(weights.shape) not in (3, 4):
+        raise conversion_error(node, "the weights must be constant and have rank 3 or 4")
     group: Any = node.attrs.get("group", 1)
+    is_row = len(weights.shape) == 3
+    if is_row:
+        node, weights = _as_image(translator, node, weights)
     count, depth, height, width = weights.shape
     windows = find_windows(translator, node, (height, width))
     name = translator.name(node.name)
-    layer = f"{name}/product" if translator.has_input(node, 2) else name
-    if group == 1:
-        kernel, op = transpose_tensor(weights, (2, 3, 1, 0)), "Conv2D"
-    elif depth == 1:
+    if depth == 1 and group > 1:
         shape = (height, width, group, count // group)
         kernel, op = Tensor(weights.dtype, shape, partial(_depthwise_weights, weights, shape)), "DepthwiseConv2dNative"
     else:
-        raise conversion_error(node, f"a convolution with {group} groups of {depth} channels is not supported")
+        kernel, op = transpose_tensor(weights, (2, 3, 1, 0)), "Conv2D"
     inputs = [pad_image(translator, node, windows, 0), translator.add_constant(f"{name}/weights", kernel)]
     attrs: dict[str, Attr] = {**windows.attrs, "data_format": b"NHWC", "dilations": (1, *windows.dilations, 1)}
+    _emit_with_bias(translator, node, op, inputs, attrs)
+    if is_row:
+        _emit_row(translator, node)
+
+
+def _emit_with_bias(
+    translator: OnnxTranslator, node: Node, op: str, inputs: list[Edge], attrs: Mapping[str, Attr]
+) -> None:
+    """Add a layer and the bias of input 2, if the node has one."""
     if not translator.has_input(node, 2):
         translator.emit_typed(node, op, inputs, NHWC, **attrs)
         return
-    product = translator.add_node(layer, op, inputs, T=translator.types[inputs[0]], **attrs)
-    bias = translator.plain(node.inputs[2])
-    translator.emit_typed(node, "BiasAdd", [product, bias], NHWC, data_format=b"NHWC")
+    name = f"{translator.name(node.name)}/product"
+    product = translator.add_node(name, op, inputs, T=translator.types[inputs[-1]], **attrs)
+    translator.types[product] = translator.types[inputs[-1]]
+    translator.emit_typed(node, "BiasAdd", [product, translator.plain(node.inputs[2])], NHWC, data_format=b"NHWC")
+
+
+def _as_image(translator: OnnxTranslator, node: Node, weights: Tensor) -> tuple[Node, Tensor]:
+    """Return a 1-D convolution as one of images of height 1, and its weights (c_out, c_in, 1, k)."""
+    source = Edge(f"{node.name}/image")
+    axis = translator.add_array(node, "row_axis", 1, DType.INT32)
+    row = translator.transpose(f"{translator.name(node.name)}/nwc", translator.plain(node.inputs[0]), (0, 2, 1))
+    translator.values[source, NHWC] = translator.add_intermediate(
+        node, "image", "ExpandDims", [row, axis], Tdim=DType.INT32
+    )
+    dims = translator.shape(node.inputs[0]).dims or (None,) * 3
+    translator.shapes = {**translator.shapes, source: Shape((*dims[:2], 1, dims[2]))}
+    attrs: dict[str, Any] = dict(node.attrs)
+    for name, value in (("strides", 1), ("dilations", 1), ("kernel_shape", 1)):
+        if attrs.get(name):
+            attrs[name] = (value, *attrs[name])
+    if attrs.get("pads"):
+        attrs["pads"] = (0, attrs["pads"][0], 0, attrs["pads"][1])
+    shape = (*weights.shape[:2], 1, weights.shape[2])
+    image_weights = Tensor(weights.dtype, shape, lambda: weights.array.reshape(shape))
+    return node.with_(inputs=(source, *node.inputs[1:]), attrs=attrs), image_weights
+
+
+def _emit_row(translator: OnnxTranslator, node: Node) -> None:
+    """Replace the image of a node by its row (n, c, w)."""
+    image = translator.values.pop((Edge(node.name), NHWC))
+    row = translator.add_intermediate(node, "row", "Squeeze", [image], squeeze_dims=(1,))
+    translator.values[Edge(node.name), PLAIN] = translator.transpose(
+        f"{translator.name(node.name)}/ncw", row, (0, 2, 1)
+    )
+
+
+@converts("ConvTranspose")
+def _conv_transpose(translator: OnnxTranslator, node: Node) -> None:
+    """Convert to a transposed convolution without padding, and a crop."""
+    weights = translator.constant_of(node.inputs[1])
+    dims = translator.shape(node.inputs[0]).dims
+    attrs: Mapping[str, Any] = node.attrs
+    if weights is None or len(weights.shape) != 4 or dims is None or None in dims[1:]:
+        raise conversion_error(node, "the weights must be constant and have rank 4, and the image size must be known")
+    if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or attrs.get("output_shape"):
+        raise conversion_error(node, "auto_pad and output_shape are not supported")
+    strides, dilations = (tuple(attrs.get(name) or (1, 1)) for name in ("strides", "dilations"))
+    pads, extra = attrs.get("pads") or (0,) * 4, attrs.get("output_padding") or (0, 0)
+    groups = attrs.get("group", 1)
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(weights.shape[2:], dilations, strict=True)]
+    full = [(int(dims[2 + axis] or 0) - 1) * strides[axis] + spans[axis] for axis in (0, 1)]
+    ends = [size - pads[2 + axis] + extra[axis] for axis, size in enumerate(full)]
+    sizes = [max(pair) for pair in zip(full, ends, strict=True)]
+    layer: dict[str, Attr] = {
+        "strides": (1, *strides, 1),
+        "dilations": (1, *dilations, 1),
+        "padding": b"VALID",
+        "data_format": b"NHWC",
+    }
+    product = _transposed_product(translator, node, weights, groups, sizes, layer)
+    if (ends, list(pads[:2])) != (sizes, [0, 0]):
+        limits = ([0, *pads[:2], 0], [0, *ends, 0], [1] * 4)
+        edges = [translator.add_array(node, f"crop/{number}", values) for number, values in enumerate(limits)]
+        masks = {"begin_mask": 9, "end_mask": 9}
+        product = translator.add_intermediate(
+            node, "crop", "StridedSlice", [product, *edges], Index=DType.INT64, **masks
+        )
+    if translator.has_input(node, 2):
+        bias = translator.plain(node.inputs[2])
+        translator.emit_typed(node, "BiasAdd", [product, bias], NHWC, data_format=b"NHWC")
+    else:
+        translator.emit_typed(node, "Identity", [product], NHWC)
+
+
+def _transposed_product(
+    translator: OnnxTranslator, node: Node, weights: Tensor, groups: int, sizes: list[int], attrs: Mapping[str, Attr]
+) -> Edge:
+    """Return a transposed convolution of each group of channels, of ``sizes`` pixels."""
+    source = translator.nhwc(node.inputs[0])
+    channels, depth = weights.shape[0] // groups, weights.shape[1]
+    batch = (translator.shape(node.inputs[0]).dims or (None,))[0]
+    if batch is None:
+        zero, one = (translator.add_array(node, f"batch/{limit}", [limit]) for limit in (0, 1))
+        shape = shape_of(translator, node, source)
+        first = translator.add_intermediate(node, "batch", "Slice", [shape, zero, one], Index=DType.INT64)
+        rest = translator.add_array(node, "sizes/rest", [*sizes, depth])
+        axis = translator.add_array(node, "sizes/axis", 0, DType.INT32)
+        output = translator.add_intermediate(node, "sizes", "ConcatV2", [first, rest, axis], N=2, Tidx=DType.INT32)
+        output = translator.add_cast(node, "sizes/int", output, DType.INT32)
+    else:
+        output = translator.add_array(node, "sizes", [batch, *sizes, depth], DType.INT32)
+    parts = []
+    for group in range(groups):
+        part = source
+        if groups > 1:
+            limits = [
+                translator.add_array(node, f"part/{number}", values)
+                for number, values in enumerate(([0, 0, 0, group * channels], [-1, -1, -1, channels]))
+            ]
+            part = translator.add_intermediate(node, "part", "Slice", [source, *limits], Index=DType.INT64)
+        kernel = np.ascontiguousarray(weights.array[group * channels : (group + 1) * channels].transpose(2, 3, 1, 0))
+        kernel_edge = translator.add_array(node, "weights", kernel, weights.dtype)
+        name = f"{translator.name(node.name)}/product"
+        edge = translator.add_node(name, "Conv2DBackpropInput", [output, kernel_edge, part], T=weights.dtype, **attrs)
+        translator.types[edge] = weights.dtype
+        parts.append(edge)
+    if groups == 1:
+        return parts[0]
+    last = translator.add_array(node, "groups/axis", 3, DType.INT32)
+    return translator.add_intermediate(node, "groups", "ConcatV2", [*parts, last], N=groups, Tidx=DType.INT32)
+
+
+@converts("InstanceNormalization")
+def _instance_norm(translator: OnnxTranslator, node: Node) -> None:
+    """Convert to (x - mean) rsqrt(variance + epsilon) scale + bias, over height and width."""
+    if translator.rank(node.inputs[0]) != 4:
+        raise conversion_error(node, "the input must have rank 4")
+    x, scale, bias = translator.nhwc(node.inputs[0]), *(translator.plain(edge) for edge in node.inputs[1:3])
+    _emit_norm(translator, node, NHWC, x, scale, bias, (1, 2))
+
+
+@converts("LayerNormalization")
+def _layer_norm(translator: OnnxTranslator, node: Node) -> None:
+    rank = translator.rank(node.inputs[0])
+    axis: Any = node.attrs.get("axis", -1)
+    if rank is None or any(translator.graph.uses.get(Edge(node.name, port)) for port in (1, 2)):
+        raise conversion_error(node, "the rank of the input must be known, and only output 0 is supported")
+    x, scale = translator.plain(node.inputs[0]), translator.plain(node.inputs[1])
+    bias = translator.plain(node.inputs[2]) if translator.has_input(node, 2) else None
+    _emit_norm(translator, node, PLAIN, x, scale, bias, range(axis % rank, rank))
+
+
+def _emit_norm(
+    translator: OnnxTranslator, node: Node, layout: str, x: Edge, scale: Edge, bias: Edge | None, axes: Iterable[int]
+) -> None:
+    axes_edge = translator.add_integers(f"{translator.name(node.name)}/axes", axes)
+    options: dict[str, Attr] = {"Tidx": DType.INT32, "keep_dims": True}
+    mean = translator.add_intermediate(node, "mean", "Mean", [x, axes_edge], **options)
+    squares = translator.add_intermediate(node, "squares", "SquaredDifference", [x, mean])
+    variance = translator.add_intermediate(node, "variance", "Mean", [squares, axes_edge], **options)
+    epsilon = translator.add_array(node, "epsilon", node.attrs.get("epsilon", 1e-5), DType.FLOAT)  # type: ignore[arg-type]
+    total = translator.add_intermediate(node, "total", "AddV2", [variance, epsilon])
+    factor = translator.add_intermediate(node, "factor", "Rsqrt", [total])
+    centered = translator.add_intermediate(node, "centered", "Sub", [x, mean])
+    value = translator.add_intermediate(node, "normalized", "Mul", [centered, factor])
+    if bias is None:
+        translator.emit_typed(node, "Mul", [value, scale], layout)
+    else:
+        scaled = translator.add_intermediate(node, "scaled", "Mul", [value, scale])
+        translator.emit_typed(node, "AddV2", [scaled, bias], layout)
 
 
 def _depthwise_weights(weights: Tensor, shape: tuple[int, ...]) -> Array:
@@ -73,11 +230,29 @@ def _batch_norm(translator: OnnxTranslator, node: Node) -> None:
     if node.attrs.get("training_mode"):
         raise conversion_error(node, "training mode is not supported")
     if translator.rank(node.inputs[0]) != 4:
-        raise conversion_error(node, "the input must have rank 4")
+        _emit_scale_and_offset(translator, node)
+        return
     inputs = [translator.nhwc(node.inputs[0]), *(translator.plain(edge) for edge in node.inputs[1:5])]
     attrs: dict[str, Attr] = {"U": DType.FLOAT, "data_format": b"NHWC", "is_training": False}
     attrs["epsilon"] = float(np.asarray(node.attrs.get("epsilon", 1e-5), np.float32))
     translator.emit_typed(node, "FusedBatchNormV3", inputs, NHWC, **attrs)
+
+
+def _emit_scale_and_offset(translator: OnnxTranslator, node: Node) -> None:
+    """Convert a batch norm of rank 2, 3 or 5 to x factor + offset, with the factors of each channel."""
+    rank = translator.rank(node.inputs[0])
+    if rank is None:
+        raise conversion_error(node, "the rank of the input is unknown")
+    scale, bias, mean, variance = (translator.constant(node, slot) for slot in range(1, 5))
+    epsilon: Any = node.attrs.get("epsilon", 1e-5)
+    factor = scale / np.sqrt(variance + np.float32(epsilon))
+    shape = (-1, *(1,) * (rank - 2))
+    edges = [
+        translator.add_array(node, name, values.reshape(shape), DType.FLOAT)
+        for name, values in (("factor", factor), ("offset", bias - mean * factor))
+    ]
+    scaled = translator.add_intermediate(node, "scaled", "Mul", [translator.plain(node.inputs[0]), edges[0]])
+    translator.emit_typed(node, "AddV2", [scaled, edges[1]], PLAIN)
 
 
 @converts("LRN")
@@ -98,22 +273,32 @@ def _lrn(translator: OnnxTranslator, node: Node) -> None:
 @converts("Gemm")
 def _gemm(translator: OnnxTranslator, node: Node) -> None:
     attrs: Mapping[str, Any] = node.attrs
-    if attrs.get("alpha", 1.0) != 1 or attrs.get("beta", 1.0) != 1:
-        raise conversion_error(node, "alpha and beta must be 1")
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     inputs = [translator.plain(node.inputs[0]), translator.plain(node.inputs[1])]
     flags: dict[str, Attr] = {
         "transpose_a": bool(attrs.get("transA", 0)),
         "transpose_b": bool(attrs.get("transB", 0)),
     }
-    weights = translator.graph.constant_of(node.inputs[1])
+    weights = translator.constant_of(node.inputs[1])
     if flags["transpose_b"] and weights is not None:  # TensorFlow's weights are not transposed
         flags["transpose_b"] = False
         inputs[1] = translator.add_constant(f"{translator.name(node.name)}/weights", transpose_tensor(weights, (1, 0)))
-    if not translator.has_input(node, 2):
+    has_bias = translator.has_input(node, 2) and beta != 0
+    if not has_bias and alpha == 1:
         translator.emit_typed(node, "MatMul", inputs, PLAIN, **flags)
         return
     product = translator.add_intermediate(node, "product", "MatMul", inputs, **flags)
+    if not has_bias:
+        translator.emit_typed(node, "Mul", [product, translator.add_array(node, "alpha", alpha, DType.FLOAT)], PLAIN)
+        return
     bias = translator.plain(node.inputs[2])
+    if alpha != 1:
+        factor = translator.add_array(node, "alpha", alpha, DType.FLOAT)
+        product = translator.add_intermediate(node, "scaled", "Mul", [product, factor])
+    if beta != 1:
+        bias = translator.add_intermediate(
+            node, "bias", "Mul", [bias, translator.add_array(node, "beta", beta, DType.FLOAT)]
+        )
     op = "BiasAdd" if translator.rank(node.inputs[2]) == 1 else "AddV2"
     translator.emit_typed(node, op, [product, bias], PLAIN, **({"data_format": b"NHWC"} if op == "BiasAdd" else {}))
 

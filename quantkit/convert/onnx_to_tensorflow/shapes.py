@@ -5,19 +5,31 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.onnx_to_tensorflow.arrays import num_outputs, shape_of
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC
-from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import DType, Tensor
 
-REDUCTIONS = {"ReduceMean": "Mean", "ReduceSum": "Sum", "ReduceMax": "Max", "ReduceMin": "Min"}
+REDUCTIONS = {
+    "ReduceL2": "Sum",
+    "ReduceMax": "Max",
+    "ReduceMean": "Mean",
+    "ReduceMin": "Min",
+    "ReduceProd": "Prod",
+    "ReduceSum": "Sum",
+    "ReduceSumSquare": "Sum",
+}
 
 
 @converts("GlobalAveragePool GlobalMaxPool")
 def _global_pool(translator: OnnxTranslator, node: Node) -> None:
-    op = "Mean" if node.op == "GlobalAveragePool" else "Max"
-    _emit_reduction(translator, node, op, translator.nhwc(node.inputs[0]), (1, 2), NHWC, keep_dims=True)
+    op, edge = "Mean" if node.op == "GlobalAveragePool" else "Max", node.inputs[0]
+    rank = translator.rank(edge)
+    if rank in (4, None):
+        _emit_reduction(translator, node, op, translator.nhwc(edge), (1, 2), NHWC, keep_dims=True)
+    else:
+        _emit_reduction(translator, node, op, translator.plain(edge), range(2, rank), PLAIN, keep_dims=True)
 
 
 @converts(" ".join(REDUCTIONS))
@@ -44,7 +56,13 @@ def _emit_reduction(
     translator: OnnxTranslator, node: Node, op: str, source: Edge, axes: Iterable[int], layout: str, *, keep_dims: bool
 ) -> None:
     axes_edge = translator.add_integers(f"{translator.name(node.name)}/axes", axes)
-    translator.emit_typed(node, op, [source, axes_edge], layout, Tidx=DType.INT32, keep_dims=keep_dims)
+    if node.op in ("ReduceL2", "ReduceSumSquare"):
+        source = translator.add_intermediate(node, "squares", "Square", [source])
+    if node.op == "ReduceL2":
+        total = translator.add_intermediate(node, "sum", op, [source, axes_edge], Tidx=DType.INT32, keep_dims=keep_dims)
+        translator.emit_typed(node, "Sqrt", [total], layout)
+    else:
+        translator.emit_typed(node, op, [source, axes_edge], layout, Tidx=DType.INT32, keep_dims=keep_dims)
 
 
 @converts("Concat")
@@ -55,6 +73,9 @@ def _concat(translator: OnnxTranslator, node: Node) -> None:
     if layout == NHWC:
         axis = TO_NHWC.index(axis % 4)
     inputs = [translator.in_layout(edge, layout) for edge in node.inputs]
+    if len(inputs) == 1:
+        translator.emit_typed(node, "Identity", inputs, layout)
+        return
     axis_edge = translator.add_constant(f"{translator.name(node.name)}/axis", Tensor.of(np.int32(axis)))
     translator.emit_typed(node, "ConcatV2", [*inputs, axis_edge], layout, N=len(inputs), Tidx=DType.INT32)
 
@@ -66,7 +87,7 @@ def _split(translator: OnnxTranslator, node: Node) -> None:
     layout = NHWC if rank == 4 and translator.is_nhwc(edge) else PLAIN
     if rank is None or not isinstance(axis, int):
         raise conversion_error(node, "the rank of the input is unknown")
-    shapes = [translator.shape(Edge(node.name, port)).dims for port in range(_num_outputs(node))]
+    shapes = [translator.shape(Edge(node.name, port)).dims for port in range(num_outputs(node))]
     sizes = [None if dims is None else dims[axis] for dims in shapes]
     if None in sizes:
         raise conversion_error(node, "the sizes of the outputs are unknown")
@@ -79,12 +100,6 @@ def _split(translator: OnnxTranslator, node: Node) -> None:
     for port in range(1, len(sizes)):
         translator.values[Edge(node.name, port), layout] = Edge(split.node, port)
         translator.types[Edge(split.node, port)] = translator.types[split]
-
-
-def _num_outputs(node: Node) -> int:
-    """Return the number of outputs of a node."""
-    names = node.attrs.get(onnx.OUTPUTS)
-    return len(names) if isinstance(names, tuple) else 1
 
 
 @converts("Pad")
@@ -136,11 +151,13 @@ def _reshape(translator: OnnxTranslator, node: Node) -> None:
     if (
         output_dims is None
         and node.op == "Reshape"
-        and 0 not in (requested := translator.constant(node, 1).reshape(-1))
+        and (requested := translator.sizes(node.inputs[1])) is not None
+        and 0 not in requested
     ):
-        output_dims = tuple(None if size < 0 else int(size) for size in requested)
+        output_dims = tuple(None if size is None or size < 0 else size for size in requested)
     if output_dims is None or output_dims.count(None) > 1:
-        raise conversion_error(node, "the shape of the output is unknown")
+        _reshape_dynamic(translator, node)
+        return
     dims = translator.shape(edge).dims
     is_pixel = translator.is_nhwc(edge) and dims is not None and dims[2:] == (1, 1)  # both layouts are equal
     source = translator.nhwc(edge) if is_pixel else translator.plain(edge)
@@ -148,3 +165,51 @@ def _reshape(translator: OnnxTranslator, node: Node) -> None:
         f"{translator.name(node.name)}/shape", (-1 if size is None else size for size in output_dims)
     )
     translator.emit_typed(node, "Reshape", [source, sizes], PLAIN, Tshape=DType.INT32)
+
+
+def _reshape_dynamic(translator: OnnxTranslator, node: Node) -> None:
+    """Convert a change of the shape with several unknown sizes."""
+    source = translator.plain(node.inputs[0])
+    if node.op == "Reshape":
+        translator.emit_typed(
+            node, "Reshape", [source, _requested_shape(translator, node, source)], PLAIN, Tshape=DType.INT64
+        )
+        return
+    rank = translator.rank(node.inputs[0])
+    axes = translator.integers(node, "axes", 1)
+    if rank is None or axes is None:
+        raise conversion_error(node, "the rank of the input or the axes are unknown")
+    if node.op == "Squeeze":
+        attrs = {"squeeze_dims": tuple(sorted(axis % rank for axis in axes))}
+        translator.emit_typed(node, "Squeeze", [source], PLAIN, **attrs)
+        return
+    if node.op == "Flatten":
+        raise conversion_error(node, "the shape of the output is unknown")
+    places = sorted(axis % (rank + len(axes)) for axis in axes)
+    edges = [translator.add_array(node, f"axis_{place}", place, DType.INT32) for place in places]
+    for number, edge in enumerate(edges[:-1]):
+        source = translator.add_intermediate(node, f"wide_{number}", "ExpandDims", [source, edge], Tdim=DType.INT32)
+    translator.emit_typed(node, "ExpandDims", [source, edges[-1]], PLAIN, Tdim=DType.INT32)
+
+
+def _requested_shape(translator: OnnxTranslator, node: Node, source: Edge) -> Edge:
+    """Return the shape of a Reshape; size 0 stands for the size of the input."""
+    requested, sizes = translator.plain(node.inputs[1]), translator.sizes(node.inputs[1])
+    if sizes is None or 0 not in sizes or node.attrs.get("allowzero"):
+        return requested
+    limits = [translator.add_array(node, name, [value]) for name, value in (("begin", 0), ("size", len(sizes)))]
+    shape = shape_of(translator, node, source)
+    rank = translator.rank(node.inputs[0])
+    if rank is None or rank < len(sizes):
+        padding = translator.add_array(node, "more", [1] * len(sizes))
+        axis = translator.add_array(node, "more/axis", 0, DType.INT32)
+        shape = translator.add_intermediate(
+            node, "shape/long", "ConcatV2", [shape, padding, axis], N=2, Tidx=DType.INT32
+        )
+    copied = translator.add_intermediate(node, "copied", "Slice", [shape, *limits], Index=DType.INT64)
+    zero = translator.add_array(node, "zero", 0)
+    is_zero = translator.add_node(f"{translator.name(node.name)}/is_zero", "Equal", [requested, zero], T=DType.INT64)
+    name = f"{translator.name(node.name)}/sizes"
+    chosen = translator.add_node(name, "SelectV2", [is_zero, copied, requested], T=DType.INT64)
+    translator.types[chosen] = DType.INT64
+    return chosen

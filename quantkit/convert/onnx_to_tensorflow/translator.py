@@ -10,17 +10,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC, transpose_tensor
-from quantkit.errors import UnavailableError
+from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC, describe_failures, transpose_tensor
+from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats import onnx
+from quantkit.ir.functions import Function, Library
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Versions, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.onnx.kernels import evaluate
+from quantkit.ops.onnx.types import infer_types
+from quantkit.ops.shape_inference import UNKNOWN, infer
+from quantkit.ops.size_inference import Sizes, as_tensor
 
 PLAIN, NHWC = "plain", "nhwc"
 # A GraphDef version that supports every op of the conversion and deprecates none of them.
 VERSIONS = Versions(producer=1087)
+
+# Maximum number of nodes between a constant and an input that must be constant.
+MAX_FOLDED_NODES = 8
 
 Handler = Callable[["OnnxTranslator", Node], None]
 HANDLERS: dict[str, Handler] = {}
@@ -37,18 +45,27 @@ class OnnxTranslator:
         values: TensorFlow edge by ONNX edge and layout.
         types: element type by TensorFlow edge.
         names: TensorFlow name by ONNX value name.
+        functions: TensorFlow functions of the branches.
+        failures: op type and reason by the name of each node that cannot be converted.
     """
 
     graph: Graph
     shapes: Mapping[Edge, Shape] = field(init=False)
+    onnx_types: Mapping[Edge, DType] = field(init=False)
+    _sizes: Mapping[Edge, Sizes] = field(init=False)
     nodes: dict[str, Node] = field(default_factory=dict)
     values: dict[tuple[Edge, str], Edge] = field(default_factory=dict)
     types: dict[Edge, DType] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, Function[Graph]] = field(default_factory=dict)
+    failures: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
+    _known_shapes: dict[Edge, Shape] = field(init=False)
 
     def __post_init__(self) -> None:
-        known_shapes = {edge: shape for edge, (_, shape) in onnx.value_infos(self.graph).items()}
-        self.shapes = infer_shapes(self.graph, known_shapes)
+        self._known_shapes = {edge: shape for edge, (_, shape) in onnx.value_infos(self.graph).items()}
+        self.shapes, self._sizes = infer(self.graph, self._known_shapes)
+        self.onnx_types = infer_types(self.graph)
         for edge in (*self.graph.inputs, *self.graph.outputs):  # first, to keep the names of inputs and outputs
             self.name(edge.node)
 
@@ -61,16 +78,28 @@ class OnnxTranslator:
             node = graph[name]
             if name not in needed or node.is_constant or name in graph.input_names or name == onnx.ABSENT.name:
                 continue
-            handler = HANDLERS.get(node.op)
-            if handler is None:
-                raise conversion_error(node, "the op is not supported")
-            try:
-                handler(self, node)
-            except (KeyError, IndexError, ValueError, TypeError) as error:
-                raise conversion_error(node, f"the node is invalid ({error})") from error
+            if self.constant_of(Edge(name)) is None:
+                self._convert(node)
+        if self.failures:
+            raise ConversionError(self.failures)
         outputs = [self._add_output(edge) for edge in graph.outputs]
         inputs = [self.values[edge, PLAIN] for edge in graph.inputs]
-        return Graph.of(self.nodes.values(), inputs, outputs, versions=VERSIONS)
+        library = Library[Graph]().with_(*self.functions.values())
+        return Graph.of(self.nodes.values(), inputs, outputs, versions=VERSIONS, library=library)
+
+    def _convert(self, node: Node) -> None:
+        """Convert a node, or add the reasons why that is not possible to `failures`."""
+        handler = HANDLERS.get(node.op)
+        try:
+            if handler is None:
+                raise conversion_error(node, "the op is not supported")
+            handler(self, node)
+        except ConversionError as error:
+            self.failures |= error.failures
+            self._failed.add(node.name)
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            self.failures[node.name] = (node.op, f"the node is invalid ({error})")
+            self._failed.add(node.name)
 
     def _add_input(self, edge: Edge) -> None:
         node = self.graph[edge.node]
@@ -109,6 +138,12 @@ class OnnxTranslator:
 
     # Facts about the ONNX graph
 
+    def add_shapes(self, shapes: Mapping[Edge, Shape]) -> None:
+        """Add shapes that the inference cannot know, and infer the others again."""
+        if any(self.shape(edge) != shape for edge, shape in shapes.items()):
+            self._known_shapes |= shapes
+            self.shapes, self._sizes = infer(self.graph, self._known_shapes)
+
     def shape(self, edge: Edge) -> Shape:
         """Return the shape in ONNX's layout."""
         return self.shapes.get(edge, UNKNOWN)
@@ -121,15 +156,47 @@ class OnnxTranslator:
         return slot < len(node.inputs) and node.inputs[slot].node != onnx.ABSENT.name
 
     def constant(self, node: Node, slot: int) -> Array:
-        """Return the array of a constant input.
+        """Return the array of an input that is constant, or is computed from constants.
 
         Raises:
             UnavailableError: the input is not constant.
         """
-        tensor = self.graph.constant_of(node.inputs[slot]) if self.has_input(node, slot) else None
-        if tensor is None:
+        array = self.fold(node.inputs[slot]) if self.has_input(node, slot) else None
+        if array is None:
             raise conversion_error(node, f"input {slot} must be constant")
-        return tensor.array
+        return array
+
+    def fold(self, edge: Edge, depth: int = MAX_FOLDED_NODES) -> Array | None:
+        """Return the value of an edge that a few nodes compute from constants and static sizes; else None."""
+        tensor = self.constant_of(edge)
+        if tensor is not None:
+            return tensor.array
+        node = self.graph[edge.node]
+        if depth == 0 or not node.inputs or node.name in self.graph.input_names:
+            return None
+        inputs = [None if source.node == onnx.ABSENT.name else self.fold(source, depth - 1) for source in node.inputs]
+        if any(array is None for array, source in zip(inputs, node.inputs, strict=True) if source.node):
+            return None
+        try:
+            return evaluate(node, inputs)[edge.port]
+        except (QuantkitError, KeyError, IndexError, ValueError, TypeError):
+            return None
+
+    def constant_of(self, edge: Edge) -> Tensor | None:
+        """Return the tensor of a constant, or of integers that are computed from static shapes; else None."""
+        tensor = self.graph.constant_of(edge)
+        sizes = self._sizes.get(edge) if tensor is None and edge.node not in self.graph.input_names else None
+        return tensor if sizes is None else as_tensor(sizes, self.onnx_types.get(edge, DType.INT64))
+
+    def sizes(self, edge: Edge) -> list[int | None] | None:
+        """Return integers that are computed from shapes as a flat list, with None for unknown ones."""
+        tensor = self.constant_of(edge)
+        sizes = self._sizes.get(edge) if tensor is None else tensor.array
+        return None if sizes is None else [None if size is None else int(size) for size in sizes.reshape(-1)]
+
+    def dtype(self, edge: Edge) -> DType:
+        """Return the element type of a value, as the new graph has it."""
+        return self.types[self.values[edge, NHWC] if self.is_nhwc(edge) else self.plain(edge)]
 
     def integers(self, node: Node, name: str, slot: int) -> list[int] | None:
         """Return the integers of an attribute, or of the constant input that replaces it in later opsets."""
@@ -147,13 +214,15 @@ class OnnxTranslator:
     def plain(self, edge: Edge) -> Edge:
         """Return the value in ONNX's layout."""
         if (edge, PLAIN) not in self.values:
-            tensor = self.graph.constant_of(edge)
+            tensor = self.constant_of(edge)
             if tensor is not None:
-                self.values[edge, PLAIN] = self.add_constant(self.name(edge.node), tensor)
+                self.values[edge, PLAIN] = self.add_constant(self.name(str(edge)), tensor)
             elif (source := self.values.get((edge, NHWC))) is not None:
                 is_output = edge in self.graph.outputs and not edge.port and self.name(edge.node) not in self.nodes
                 name = self.name(edge.node) if is_output else f"{source.node}/nchw"
                 self.values[edge, PLAIN] = self.transpose(name, source, TO_NCHW)
+            elif edge.node in self._failed:
+                raise ConversionError({})
             else:
                 raise conversion_error(self.graph[edge.node], f"output {edge.port} is not supported")
         return self.values[edge, PLAIN]
@@ -175,7 +244,7 @@ class OnnxTranslator:
         return self.nhwc(edge) if layout == NHWC else self.plain(edge)
 
     def transpose(self, name: str, source: Edge, order: Sequence[int]) -> Edge:
-        permutation = self.add_constant(f"{name}/order", Tensor.of(np.array(order, np.int32)))
+        permutation = self.add_constant(self._free_name(f"{name}/order", ()), Tensor.of(np.array(order, np.int32)))
         return self.add_node(name, "Transpose", [source, permutation], T=self.types[source], Tperm=DType.INT32)
 
     def add_constant(self, name: str, tensor: Tensor) -> Edge:
@@ -188,6 +257,19 @@ class OnnxTranslator:
     def add_integers(self, name: str, values: Iterable[int]) -> Edge:
         """Add an int32 constant for shapes and axes."""
         return self.add_constant(name, Tensor.of(np.array(list(values), np.int32)))
+
+    def add_array(self, node: Node, suffix: str, values: npt.ArrayLike, dtype: DType = DType.INT64) -> Edge:
+        """Add a constant of the conversion of ``node``, with an unused name."""
+        name = self._free_name(f"{self.name(node.name)}/{suffix}", ())
+        return self.add_constant(name, Tensor.of(np.array(values, dtype.numpy), dtype))
+
+    def add_cast(self, node: Node, suffix: str, edge: Edge, dtype: DType) -> Edge:
+        """Return a value in another type."""
+        if self.types[edge] is dtype:
+            return edge
+        cast = self.add_node(f"{self.name(node.name)}/{suffix}", "Cast", [edge], SrcT=self.types[edge], DstT=dtype)
+        self.types[cast] = dtype
+        return cast
 
     def add_node(self, name: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
         """Add a node with one output of the type of its first input."""
@@ -204,6 +286,10 @@ class OnnxTranslator:
         self.values[edge, layout] = self.add_node(name, op, inputs, **attrs)
         return self.values[edge, layout]
 
+    def emit_bool(self, node: Node, op: str, inputs: Sequence[Edge], layout: str, **attrs: Attr) -> None:
+        """Add a node as `emit`, whose output is boolean."""
+        self.types[self.emit(node, op, inputs, layout, **attrs)] = DType.BOOL
+
     def emit_typed(self, node: Node, op: str, inputs: Sequence[Edge], layout: str, **attrs: Attr) -> Edge:
         """Add a node as `emit`, with the type of its first input as attribute T."""
         return self.emit(node, op, inputs, layout, T=self.types[inputs[0]], **attrs)
@@ -213,19 +299,34 @@ class OnnxTranslator:
         return self.add_node(f"{self.name(node.name)}/{suffix}", op, inputs, T=self.types[inputs[0]], **attrs)
 
 
-def conversion_error(node: Node, reason: str) -> UnavailableError:
+class ConversionError(UnavailableError):
+    """Error for nodes that cannot be converted.
+
+    Attributes:
+        failures: op type and reason by the name of the node; empty if a node needs the output of such a node.
+    """
+
+    def __init__(self, failures: Mapping[str, tuple[str, str]]) -> None:
+        self.failures = dict(failures)
+        hint = "use transforms and runtimes for ONNX graphs, which do not convert the model"
+        super().__init__(describe_failures(self.failures, "TensorFlow"), hint=hint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.failures,)
+
+
+def conversion_error(node: Node, reason: str) -> ConversionError:
     """Return the error for a node that cannot be converted."""
-    return UnavailableError(
-        f"node {node.name!r} ({node.op}) cannot be converted to TensorFlow: {reason}",
-        hint="use transforms and runtimes for ONNX graphs, which do not convert the model",
-    )
+    return ConversionError({node.name: (node.op, reason)})
 
 
 def converts(ops: str) -> Callable[[Handler], Handler]:
     """Register a handler for op types separated by spaces."""
 
     def register(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(ops.split(), handler))
+        for op in ops.split():
+            assert op not in HANDLERS, f"op type {op!r} already has a handler"
+            HANDLERS[op] = handler
         return handler
 
     return register

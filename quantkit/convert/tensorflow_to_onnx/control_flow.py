@@ -15,6 +15,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.semantics import IF_OPS, LOOP_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.shape_rules import join_shapes
 
 # Maximum number of loops and conditions inside one another, and of shape inferences of an iteration, each of which
 # includes all inner loops.
@@ -90,7 +91,7 @@ def _infer_iteration(
         inferred = infer_shapes(lowered.graph, lowered.known_shapes)
         results = [inferred.get(edge, UNKNOWN) for edge in graph.outputs[1:]]
         updates = dict(zip(loop.variables, results, strict=False))
-        joined = {port: _join(shapes[port], shape) for port, shape in updates.items()}
+        joined = {port: join_shapes(shapes[port], shape) for port, shape in updates.items()}
         if joined.items() <= shapes.items():
             break
         shapes |= joined if remaining > 1 else dict.fromkeys(joined, UNKNOWN)
@@ -110,11 +111,5 @@ def _lower_branches(
         branches.append(Branch(lower(branch, depth), arguments))
         inferred = infer_shapes(branches[-1].lowered.graph, branches[-1].lowered.known_shapes)
         results.append([inferred.get(edge, UNKNOWN) for edge in branch.outputs])
-    joined = [_join(*pair) for pair in zip(*results, strict=True)]
+    joined = [join_shapes(*pair) for pair in zip(*results, strict=True)]
     return lower_branches(graph, node, branch), tuple(branches), dict(enumerate(joined))
-
-
-def _join(first: Shape, second: Shape) -> Shape:
-    if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
-        return UNKNOWN
-    return Shape([size if size == other else None for size, other in zip(first.dims, second.dims, strict=True)])

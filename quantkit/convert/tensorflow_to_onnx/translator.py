@@ -368,7 +368,7 @@ class ConversionError(UnavailableError):
         self.failures = dict(failures)
         ops = {op for op, _ in failures.values()}
         hint = next((_FOLDING_HINTS[op] for op in _FOLDING_HINTS if op in ops), "")
-        super().__init__(_describe(self.failures), hint=hint or _HINT)
+        super().__init__(describe_failures(self.failures, "ONNX"), hint=hint or _HINT)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.failures,)
@@ -377,13 +377,13 @@ class ConversionError(UnavailableError):
 _HINT = "run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow"
 
 
-def _describe(failures: Mapping[str, tuple[str, str]]) -> str:
-    """Return the message: one clause for each op type and reason, with the names of all nodes."""
+def describe_failures(failures: Mapping[str, tuple[str, str]], dialect: str) -> str:
+    """Return the message of a conversion: one clause for each op type and reason, with the names of all nodes."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, failure in failures.items():
         names.setdefault(failure, []).append(repr(name))
     clauses = [
-        f"{', '.join(nodes)} ({op}) cannot be converted to ONNX: {reason}" for (op, reason), nodes in names.items()
+        f"{', '.join(nodes)} ({op}) cannot be converted to {dialect}: {reason}" for (op, reason), nodes in names.items()
     ]
     return ("node " if len(failures) == 1 else f"{len(failures)} nodes: ") + "; ".join(clauses)
 

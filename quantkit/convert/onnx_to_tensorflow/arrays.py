@@ -1,0 +1,281 @@
+"""Conversion of shape arithmetic, slices, gather and scatter."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
+from quantkit.convert.tensorflow_to_onnx.translator import TO_NHWC
+from quantkit.formats import onnx
+from quantkit.ir.graph import Attr, Edge, Node
+from quantkit.ir.tensor import DType
+from quantkit.ops.onnx.types import DTYPES
+
+INT64 = DType.INT64
+# Slices with this end, or with a greater one, have no limit.
+NO_LIMIT = np.iinfo(np.int32).max
+
+
+@converts("Cast")
+def _cast(translator: OnnxTranslator, node: Node) -> None:
+    source = node.inputs[0]
+    to: Any = node.attrs["to"]
+    layout = NHWC if translator.is_nhwc(source) else PLAIN
+    value = translator.in_layout(source, layout)
+    edge = translator.emit(node, "Cast", [value], layout, SrcT=translator.types[value], DstT=DTYPES[to])
+    translator.types[edge] = DTYPES[to]
+
+
+@converts("Shape")
+def _shape(translator: OnnxTranslator, node: Node) -> None:
+    source = translator.plain(node.inputs[0])
+    attrs: dict[str, Attr] = {"T": translator.types[source], "out_type": INT64}
+    begin, end = node.attrs.get("start", 0), node.attrs.get("end")
+    if begin == 0 and end is None:
+        edge = translator.emit(node, "Shape", [source], PLAIN, **attrs)
+        translator.types[edge] = INT64
+        return
+    shape = shape_of(translator, node, source)
+    limits = [translator.add_array(node, name, [value or 0]) for name, value in (("begin", begin), ("end", end))]
+    one = translator.add_array(node, "step", [1])
+    translator.emit_typed(node, "StridedSlice", [shape, *limits, one], PLAIN, Index=INT64, end_mask=int(end is None))
+
+
+def shape_of(translator: OnnxTranslator, node: Node, source: Edge, suffix: str = "shape") -> Edge:
+    """Return the shape of a value as int64."""
+    edge = translator.add_intermediate(node, suffix, "Shape", [source], out_type=INT64)
+    translator.types[edge] = INT64
+    return edge
+
+
+@converts("Size")
+def _size(translator: OnnxTranslator, node: Node) -> None:
+    source = translator.plain(node.inputs[0])
+    edge = translator.emit(node, "Size", [source], PLAIN, T=translator.types[source], out_type=INT64)
+    translator.types[edge] = INT64
+
+
+@converts("ConstantOfShape")
+def _constant_of_shape(translator: OnnxTranslator, node: Node) -> None:
+    value: Any = node.attrs.get("value")
+    array = np.zeros(1, np.float32) if value is None else value.array
+    dtype = DType.FLOAT if value is None else value.dtype
+    fill = translator.add_array(node, "value", array.reshape(()), dtype)
+    edge = translator.emit(node, "Fill", [translator.plain(node.inputs[0]), fill], PLAIN, T=dtype, index_type=INT64)
+    translator.types[edge] = dtype
+
+
+@converts("Expand")
+def _expand(translator: OnnxTranslator, node: Node) -> None:
+    source, dims = translator.plain(node.inputs[0]), translator.shape(Edge(node.name)).dims
+    if dims is not None and None not in dims:
+        shape = translator.add_array(node, "shape", dims)
+    else:
+        sizes = [shape_of(translator, node, source), translator.plain(node.inputs[1])]
+        shape = translator.add_intermediate(node, "sizes", "BroadcastArgs", sizes)
+    translator.emit_typed(node, "BroadcastTo", [source, shape], PLAIN, Tidx=INT64)
+
+
+@converts("Range")
+def _range(translator: OnnxTranslator, node: Node) -> None:
+    inputs = [translator.plain(edge) for edge in node.inputs]
+    translator.emit(node, "Range", inputs, PLAIN, Tidx=translator.types[inputs[0]])
+
+
+@converts("Tile")
+def _tile(translator: OnnxTranslator, node: Node) -> None:
+    inputs = [translator.plain(edge) for edge in node.inputs]
+    translator.emit_typed(node, "Tile", inputs, PLAIN, Tmultiples=translator.types[inputs[1]])
+
+
+def positive_indices(translator: OnnxTranslator, node: Node, source: Edge, slot: int, axis: int) -> Edge:
+    """Return the indices of an axis; negative ones, which count from the end, become positive.
+
+    Raises:
+        UnavailableError: constant indices are negative, and the size of the axis is unknown.
+    """
+    edge = node.inputs[slot]
+    dims = translator.shape(source).dims
+    size = dims[axis] if dims is not None else None
+    constant = translator.constant_of(edge)
+    if constant is not None:
+        indices = constant.array.astype(np.int64)
+        if (indices < 0).any():
+            if size is None:
+                raise conversion_error(node, "an index is negative, and the size of its axis is unknown")
+            indices = np.where(indices < 0, indices + size, indices)
+        return translator.add_array(node, "indices", indices)
+    indices_edge = translator.plain(edge)
+    dtype = translator.types[indices_edge]
+    if size is not None:
+        limit = translator.add_array(node, "size", size, dtype)
+    else:
+        sizes = shape_of(translator, node, translator.plain(source), "source/shape")
+        place, zero = translator.add_array(node, "place", axis), translator.add_array(node, "zero", 0, DType.INT32)
+        limit = translator.add_intermediate(
+            node, "size", "GatherV2", [sizes, place, zero], Tparams=INT64, Tindices=INT64, Taxis=DType.INT32
+        )
+        limit = translator.add_cast(node, "limit", limit, dtype)
+    return translator.add_intermediate(node, "positive", "FloorMod", [indices_edge, limit])
+
+
+@converts("Gather")
+def _gather(translator: OnnxTranslator, node: Node) -> None:
+    source = node.inputs[0]
+    rank = translator.rank(source)
+    axis: Any = node.attrs.get("axis", 0)
+    if rank is None:
+        raise conversion_error(node, "the rank of the input is unknown")
+    axis %= rank
+    indices_rank = translator.shape(node.inputs[1]).rank
+    layout = NHWC if translator.is_nhwc(source) and indices_rank == 1 else PLAIN
+    indices = positive_indices(translator, node, source, 1, axis)
+    place = TO_NHWC.index(axis) if layout == NHWC else axis
+    inputs = [translator.in_layout(source, layout), indices, translator.add_array(node, "axis", place, DType.INT32)]
+    attrs: dict[str, Attr] = {"Tindices": translator.types[indices], "Taxis": DType.INT32, "batch_dims": 0}
+    translator.emit(node, "GatherV2", inputs, layout, Tparams=translator.types[inputs[0]], **attrs)
+
+
+@converts("GatherND")
+def _gather_nd(translator: OnnxTranslator, node: Node) -> None:
+    if node.attrs.get("batch_dims"):
+        raise conversion_error(node, "batch_dims is not supported")
+    inputs = [translator.plain(edge) for edge in node.inputs]
+    translator.emit(node, "GatherNd", inputs, PLAIN, Tparams=translator.types[inputs[0]], Tindices=INT64)
+
+
+_SCATTERS = {b"none": "Update", b"add": "Add", b"max": "Max", b"min": "Min"}
+
+
+@converts("ScatterND")
+def _scatter_nd(translator: OnnxTranslator, node: Node) -> None:
+    reduction: Any = node.attrs.get("reduction", b"none")
+    if reduction not in _SCATTERS:
+        raise conversion_error(node, f"the reduction {reduction!r} is not supported")
+    inputs = [translator.plain(edge) for edge in node.inputs]
+    translator.emit_typed(node, f"TensorScatter{_SCATTERS[reduction]}", inputs, PLAIN, Tindices=INT64)
+
+
+@converts("Slice")
+def _slice(translator: OnnxTranslator, node: Node) -> None:
+    source = node.inputs[0]
+    rank = translator.rank(source)
+    if rank is None:
+        raise conversion_error(node, "the rank of the input is unknown")
+    bounds = [_bounds(translator, node, name, slot) for slot, name in ((1, "starts"), (2, "ends"))]
+    axes = translator.integers(node, "axes", 3) or list(range(len(bounds[0])))
+    steps = translator.integers(node, "steps", 4) or [1] * len(axes)
+    layout = NHWC if rank == 4 and translator.is_nhwc(source) else PLAIN
+    columns: list[list[int | Edge]] = [[0] * rank, [0] * rank, [1] * rank]
+    masks = [2**rank - 1] * 2
+    for begin, end, axis, step in zip(*bounds, axes, steps, strict=True):
+        place = TO_NHWC.index(axis % rank) if layout == NHWC else axis % rank
+        for column, value in zip(columns, (begin, end, step), strict=True):
+            column[place] = value
+        is_open = (
+            not isinstance(begin, Edge) and step < 0 and begin >= NO_LIMIT,
+            not isinstance(end, Edge) and (end >= NO_LIMIT if step > 0 else end <= -NO_LIMIT),
+        )
+        masks = [mask if open_ else mask & ~(1 << place) for mask, open_ in zip(masks, is_open, strict=True)]
+    names = ("begin", "end", "steps")
+    edges = [_vector(translator, node, name, column) for name, column in zip(names, columns, strict=True)]
+    inputs = [translator.in_layout(source, layout), *edges]
+    translator.emit_typed(node, "StridedSlice", inputs, layout, Index=INT64, begin_mask=masks[0], end_mask=masks[1])
+
+
+def _bounds(translator: OnnxTranslator, node: Node, name: str, slot: int) -> list[int | Edge]:
+    """Return the starts or the ends: integers, and vectors of one element for computed ones."""
+    values: Any = node.attrs.get(name)
+    if values is not None:
+        return list(values)
+    edge = node.inputs[slot]
+    sizes = translator.sizes(edge)
+    if sizes is None:
+        dims = translator.shape(edge).dims
+        if not dims or dims[0] is None:
+            raise conversion_error(node, f"the number of its {name} is unknown")
+        sizes = [None] * dims[0]
+    return [
+        _element(translator, node, f"{name}_{number}", edge, number) if size is None else size
+        for number, size in enumerate(sizes)
+    ]
+
+
+def _element(translator: OnnxTranslator, node: Node, suffix: str, edge: Edge, number: int) -> Edge:
+    """Return an element of a vector as a vector of int64."""
+    limits = [translator.add_array(node, f"{suffix}/limit", [limit]) for limit in (number, 1)]
+    element = translator.add_intermediate(node, suffix, "Slice", [translator.plain(edge), *limits], Index=INT64)
+    return translator.add_cast(node, f"{suffix}/long", element, INT64)
+
+
+def _vector(translator: OnnxTranslator, node: Node, name: str, values: Sequence[int | Edge]) -> Edge:
+    """Return integers and computed integers as one vector."""
+    if not any(isinstance(value, Edge) for value in values):
+        return translator.add_array(node, name, values)  # type: ignore[arg-type]
+    parts = [
+        value if isinstance(value, Edge) else translator.add_array(node, f"{name}_{number}", [value])
+        for number, value in enumerate(values)
+    ]
+    axis = translator.add_array(node, f"{name}/axis", 0, DType.INT32)
+    return translator.add_intermediate(node, name, "ConcatV2", [*parts, axis], N=len(parts), Tidx=DType.INT32)
+
+
+@converts("ArgMax ArgMin")
+def _arg_extreme(translator: OnnxTranslator, node: Node) -> None:
+    if node.attrs.get("select_last_index"):
+        raise conversion_error(node, "select_last_index is not supported")
+    source = translator.plain(node.inputs[0])
+    axis: Any = node.attrs.get("axis", 0)
+    attrs: dict[str, Attr] = {"T": translator.types[source], "Tidx": DType.INT32, "output_type": INT64}
+    inputs = [source, translator.add_array(node, "axis", axis, DType.INT32)]
+    if not node.attrs.get("keepdims", 1):
+        translator.types[translator.emit(node, node.op, inputs, PLAIN, **attrs)] = INT64
+        return
+    index = translator.add_node(f"{translator.name(node.name)}/index", node.op, inputs, **attrs)
+    translator.types[index] = INT64
+    translator.emit_typed(node, "ExpandDims", [index, inputs[1]], PLAIN, Tdim=DType.INT32)
+
+
+@converts("CumSum")
+def _cumsum(translator: OnnxTranslator, node: Node) -> None:
+    inputs = [translator.plain(edge) for edge in node.inputs]
+    flags = {name: bool(node.attrs.get(name)) for name in ("exclusive", "reverse")}
+    translator.emit_typed(node, "Cumsum", inputs, PLAIN, Tidx=translator.types[inputs[1]], **flags)
+
+
+@converts("TopK")
+def _top_k(translator: OnnxTranslator, node: Node) -> None:
+    rank = translator.rank(node.inputs[0])
+    if rank is None or node.attrs.get("axis", -1) not in (-1, rank - 1) or not node.attrs.get("largest", 1):
+        raise conversion_error(node, "only the largest elements along the last axis are supported")
+    source = translator.plain(node.inputs[0])
+    count = translator.add_array(node, "k", int(translator.constant(node, 1).item()), DType.INT32)
+    top = translator.emit_typed(node, "TopKV2", [source, count], PLAIN, sorted=True)
+    indices = Edge(top.node, 1)
+    translator.types[indices] = DType.INT32
+    translator.values[Edge(node.name, 1), PLAIN] = translator.add_cast(node, "indices", indices, INT64)
+
+
+@converts("Trilu")
+def _trilu(translator: OnnxTranslator, node: Node) -> None:
+    source = translator.plain(node.inputs[0])
+    diagonal = int(translator.constant(node, 1).item()) if translator.has_input(node, 1) else 0
+    is_upper = bool(node.attrs.get("upper", 1))
+    if diagonal and (diagonal > 0) == is_upper:
+        raise conversion_error(node, "a band without the main diagonal is not supported")
+    limits = (abs(diagonal), -1) if is_upper else (-1, abs(diagonal))
+    edges = [translator.add_array(node, name, limit) for name, limit in zip(("lower", "upper"), limits, strict=True)]
+    translator.emit_typed(node, "MatrixBandPart", [source, *edges], PLAIN, Tindex=INT64)
+
+
+@converts("Einsum")
+def _einsum(translator: OnnxTranslator, node: Node) -> None:
+    inputs = [translator.plain(edge) for edge in node.inputs]
+    translator.emit_typed(node, "Einsum", inputs, PLAIN, N=len(inputs), equation=node.attrs["equation"])
+
+
+def num_outputs(node: Node) -> int:
+    """Return the number of outputs of a node."""
+    names = node.attrs.get(onnx.OUTPUTS)
+    return len(names) if isinstance(names, tuple) else 1
