@@ -187,7 +187,9 @@ def graph_of(number: int, case: tuple[str, tuple[Any, ...], Mapping[str, Any]]) 
             dims = [None] * array.ndim if isinstance(value, Open) else array.shape
             nodes.append(Node(name, "Placeholder", attrs={"dtype": dtype_of(array), "shape": Shape(dims)}))
             feeds[name] = array
-    node = Node(f"{prefix}/y", op, tuple(Edge(node.name) for node in nodes), attrs=typed(op, arrays, attrs))
+    node = Node(
+        f"{prefix}/y", op, tuple(Edge(node.name) for node in nodes), attrs=attributes_with_types(op, arrays, attrs)
+    )
     count = 1 if op.startswith("FusedBatchNorm") else len(output_dtypes(node))  # the others are for training
     outputs = [Edge(node.name, port) for port in range(count)]
     return Graph.of([*nodes, node], list(feeds), outputs), feeds
@@ -197,7 +199,7 @@ def dtype_of(array: Array) -> DType:
     return next(dtype for dtype in DType if dtype.numpy == array.dtype)
 
 
-def typed(op: str, arrays: list[Array], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def attributes_with_types(op: str, arrays: list[Array], attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes with the types of the inputs."""
     definition = find_op(op)
     assert definition is not None, op

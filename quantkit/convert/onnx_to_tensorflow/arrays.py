@@ -38,8 +38,8 @@ def _shape(translator: OnnxTranslator, node: Node) -> None:
         return
     shape = shape_of(translator, node, source)
     limits = [translator.add_array(node, name, [value or 0]) for name, value in (("begin", begin), ("end", end))]
-    one = translator.add_array(node, "step", [1])
-    translator.emit_typed(node, "StridedSlice", [shape, *limits, one], PLAIN, Index=INT64, end_mask=int(end is None))
+    step = translator.add_array(node, "step", [1])
+    translator.emit_typed(node, "StridedSlice", [shape, *limits, step], PLAIN, Index=INT64, end_mask=int(end is None))
 
 
 def shape_of(translator: OnnxTranslator, node: Node, source: Edge, suffix: str = "shape") -> Edge:
@@ -112,9 +112,12 @@ def positive_indices(translator: OnnxTranslator, node: Node, source: Edge, slot:
         limit = translator.add_array(node, "size", size, dtype)
     else:
         sizes = shape_of(translator, node, translator.plain(source), "source/shape")
-        place, zero = translator.add_array(node, "place", axis), translator.add_array(node, "zero", 0, DType.INT32)
+        position, zero = (
+            translator.add_array(node, "position", axis),
+            translator.add_array(node, "zero", 0, DType.INT32),
+        )
         limit = translator.add_intermediate(
-            node, "size", "GatherV2", [sizes, place, zero], Tparams=INT64, Tindices=INT64, Taxis=DType.INT32
+            node, "size", "GatherV2", [sizes, position, zero], Tparams=INT64, Tindices=INT64, Taxis=DType.INT32
         )
         limit = translator.add_cast(node, "limit", limit, dtype)
     return translator.add_intermediate(node, "positive", "FloorMod", [indices_edge, limit])
@@ -131,8 +134,8 @@ def _gather(translator: OnnxTranslator, node: Node) -> None:
     indices_rank = translator.shape(node.inputs[1]).rank
     layout = NHWC if translator.is_nhwc(source) and indices_rank == 1 else PLAIN
     indices = positive_indices(translator, node, source, 1, axis)
-    place = TO_NHWC.index(axis) if layout == NHWC else axis
-    inputs = [translator.in_layout(source, layout), indices, translator.add_array(node, "axis", place, DType.INT32)]
+    position = TO_NHWC.index(axis) if layout == NHWC else axis
+    inputs = [translator.in_layout(source, layout), indices, translator.add_array(node, "axis", position, DType.INT32)]
     attrs: dict[str, Attr] = {"Tindices": translator.types[indices], "Taxis": DType.INT32, "batch_dims": 0}
     translator.emit(node, "GatherV2", inputs, layout, Tparams=translator.types[inputs[0]], **attrs)
 
@@ -170,14 +173,14 @@ def _slice(translator: OnnxTranslator, node: Node) -> None:
     columns: list[list[int | Edge]] = [[0] * rank, [0] * rank, [1] * rank]
     masks = [2**rank - 1] * 2
     for begin, end, axis, step in zip(*bounds, axes, steps, strict=True):
-        place = TO_NHWC.index(axis % rank) if layout == NHWC else axis % rank
+        position = TO_NHWC.index(axis % rank) if layout == NHWC else axis % rank
         for column, value in zip(columns, (begin, end, step), strict=True):
-            column[place] = value
+            column[position] = value
         is_open = (
             not isinstance(begin, Edge) and step < 0 and begin >= NO_LIMIT,
             not isinstance(end, Edge) and (end >= NO_LIMIT if step > 0 else end <= -NO_LIMIT),
         )
-        masks = [mask if open_ else mask & ~(1 << place) for mask, open_ in zip(masks, is_open, strict=True)]
+        masks = [mask if open_ else mask & ~(1 << position) for mask, open_ in zip(masks, is_open, strict=True)]
     names = ("begin", "end", "steps")
     edges = [_vector(translator, node, name, column) for name, column in zip(names, columns, strict=True)]
     inputs = [translator.in_layout(source, layout), *edges]
@@ -185,7 +188,7 @@ def _slice(translator: OnnxTranslator, node: Node) -> None:
 
 
 def _bounds(translator: OnnxTranslator, node: Node, name: str, slot: int) -> list[int | Edge]:
-    """Return the starts or the ends: integers, and vectors of one element for computed ones."""
+    """Return the limits of the slices: integers, and vectors of one element for computed ones."""
     values: Any = node.attrs.get(name)
     if values is not None:
         return list(values)

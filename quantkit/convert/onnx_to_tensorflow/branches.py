@@ -96,14 +96,14 @@ def _inline(
     for name in inner.order:
         if Edge(name) not in edges:
             new = inner[name]
-            inputs = tuple(_moved(edges, names, edge) for edge in new.inputs)
+            inputs = tuple(_rename_edge(edges, names, edge) for edge in new.inputs)
             names[name] = translator.add_node(f"{translator.name(node.name)}/{name}", new.op, inputs, **new.attrs).node
             translator.types |= {Edge(names[name], port): dtype for port, dtype in types[name]}
     for output, edge in zip(outputs, inner.outputs, strict=True):
-        translator.values[output, PLAIN] = _moved(edges, names, edge)
+        translator.values[output, PLAIN] = _rename_edge(edges, names, edge)
 
 
-def _moved(edges: Mapping[Edge, Edge], names: Mapping[str, str], edge: Edge) -> Edge:
+def _rename_edge(edges: Mapping[Edge, Edge], names: Mapping[str, str], edge: Edge) -> Edge:
     return edges[edge] if edge in edges else Edge(names[edge.node], edge.port)
 
 

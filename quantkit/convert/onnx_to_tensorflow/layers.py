@@ -129,9 +129,9 @@ def _transposed_product(
     channels, depth = weights.shape[0] // groups, weights.shape[1]
     batch = (translator.shape(node.inputs[0]).dims or (None,))[0]
     if batch is None:
-        zero, one = (translator.add_array(node, f"batch/{limit}", [limit]) for limit in (0, 1))
+        begin, size = (translator.add_array(node, f"batch/{limit}", [limit]) for limit in (0, 1))
         shape = shape_of(translator, node, source)
-        first = translator.add_intermediate(node, "batch", "Slice", [shape, zero, one], Index=DType.INT64)
+        first = translator.add_intermediate(node, "batch", "Slice", [shape, begin, size], Index=DType.INT64)
         rest = translator.add_array(node, "sizes/rest", [*sizes, depth])
         axis = translator.add_array(node, "sizes/axis", 0, DType.INT32)
         output = translator.add_intermediate(node, "sizes", "ConcatV2", [first, rest, axis], N=2, Tidx=DType.INT32)

@@ -56,8 +56,8 @@ class _Cells:
 def _lstm_step(cells: _Cells, name: str, gates: list[Edge], c: Edge) -> tuple[Edge, Edge]:
     i, o, f = (cells.add(f"{name}/{gate}", "Sigmoid", [edge]) for gate, edge in zip("iof", gates[:3], strict=True))
     new = cells.add(f"{name}/g", "Tanh", [gates[3]])
-    kept, added = cells.add(f"{name}/kept", "Mul", [f, c]), cells.add(f"{name}/added", "Mul", [i, new])
-    c = cells.add(f"{name}/c", "AddV2", [kept, added])
+    remembered, added = cells.add(f"{name}/kept", "Mul", [f, c]), cells.add(f"{name}/added", "Mul", [i, new])
+    c = cells.add(f"{name}/c", "AddV2", [remembered, added])
     h = cells.add(f"{name}/h", "Mul", [o, cells.add(f"{name}/tanh", "Tanh", [c])])
     return h, c
 
@@ -163,7 +163,7 @@ def _run_gru(
             cells.constant("gates_bias", bias[3 * size : 5 * size]),
         )
         last, last_offset = cells.constant("new", recurrent[2 * size :].T), cells.constant("new_bias", bias[5 * size :])
-    one = cells.constant("unit", np.array(1, np.float32))
+    increment = cells.constant("increment", np.array(1, np.float32))
     rows = []
     for number, step in enumerate(steps):
         name = f"step_{number}"
@@ -177,8 +177,8 @@ def _run_gru(
         else:
             reset = cells.product(f"{name}/reset", cells.add(f"{name}/kept", "Mul", [r, h]), last, last_offset)
         new = cells.add(f"{name}/new", "Tanh", [cells.add(f"{name}/sum_n", "AddV2", [x_n, reset])])
-        share = cells.add(f"{name}/share", "Sub", [one, z])
-        parts = [cells.add(f"{name}/part", "Mul", pair) for pair in ([share, new], [z, h])]
+        complement = cells.add(f"{name}/complement", "Sub", [increment, z])
+        parts = [cells.add(f"{name}/part", "Mul", pair) for pair in ([complement, new], [z, h])]
         h = cells.add(f"{name}/h", "AddV2", parts)
         rows.append(h)
     return rows, [h]

@@ -185,8 +185,8 @@ def _reshape_dynamic(translator: OnnxTranslator, node: Node) -> None:
         return
     if node.op == "Flatten":
         raise conversion_error(node, "the shape of the output is unknown")
-    places = sorted(axis % (rank + len(axes)) for axis in axes)
-    edges = [translator.add_array(node, f"axis_{place}", place, DType.INT32) for place in places]
+    positions = sorted(axis % (rank + len(axes)) for axis in axes)
+    edges = [translator.add_array(node, f"axis_{position}", position, DType.INT32) for position in positions]
     for number, edge in enumerate(edges[:-1]):
         source = translator.add_intermediate(node, f"wide_{number}", "ExpandDims", [source, edge], Tdim=DType.INT32)
     translator.emit_typed(node, "ExpandDims", [source, edges[-1]], PLAIN, Tdim=DType.INT32)
@@ -210,6 +210,6 @@ def _requested_shape(translator: OnnxTranslator, node: Node, source: Edge) -> Ed
     zero = translator.add_array(node, "zero", 0)
     is_zero = translator.add_node(f"{translator.name(node.name)}/is_zero", "Equal", [requested, zero], T=DType.INT64)
     name = f"{translator.name(node.name)}/sizes"
-    chosen = translator.add_node(name, "SelectV2", [is_zero, copied, requested], T=DType.INT64)
-    translator.types[chosen] = DType.INT64
-    return chosen
+    sizes_edge = translator.add_node(name, "SelectV2", [is_zero, copied, requested], T=DType.INT64)
+    translator.types[sizes_edge] = DType.INT64
+    return sizes_edge

@@ -139,7 +139,7 @@ class OnnxTranslator:
     # Facts about the ONNX graph
 
     def add_shapes(self, shapes: Mapping[Edge, Shape]) -> None:
-        """Add shapes that the inference cannot know, and infer the others again."""
+        """Add shapes that the inference has no rule for, and infer the others again."""
         if any(self.shape(edge) != shape for edge, shape in shapes.items()):
             self._known_shapes |= shapes
             self.shapes, self._sizes = infer(self.graph, self._known_shapes)

@@ -152,23 +152,23 @@ def _segment(translator: Translator, node: Node) -> None:
         raise conversion_error(node, "the segment ids must be a vector")
     dtype = translator.dtype(node.inputs[0])
     rows, ids = translator.plain(node.inputs[0]), translator.int64_input(node, 1)
-    one = translator.add_array(node, "one", [1])
+    increment = translator.add_array(node, "one", [1])
     if node.op.startswith("Unsorted"):
         count = _as_vector(translator, node, "count", translator.int64_input(node, 2))
     else:
         last = translator.add_intermediate(node, "last", "ReduceMax", [ids], axes=(0,), keepdims=1)
-        count = translator.add_intermediate(node, "count", "Add", [last, one])
-    total = translator.add_intermediate(node, "total", "Add", [count, one])
+        count = translator.add_intermediate(node, "count", "Add", [last, increment])
+    total = translator.add_intermediate(node, "total", "Add", [count, increment])
     ids = _without_negative(translator, node, ids, count)
     last_axis = translator.add_array(node, "last_axis", [-1])
-    places = translator.add_intermediate(node, "places", "Unsqueeze", [ids, last_axis])
+    positions = translator.add_intermediate(node, "places", "Unsqueeze", [ids, last_axis])
 
     def combine(suffix: str, updates: Edge, start: int, reduction: bytes) -> Edge:
         shape = translator.add_intermediate(node, f"{suffix}/shape", "Shape", [updates], start=1)
         sizes = translator.add_intermediate(node, f"{suffix}/sizes", "Concat", [total, shape], axis=0)
         initial = translator.add_array(node, f"{suffix}/initial", start, dtype)
         full = translator.add_intermediate(node, f"{suffix}/full", "Expand", [initial, sizes])
-        inputs = [full, places, updates]
+        inputs = [full, positions, updates]
         sums = translator.add_intermediate(node, f"{suffix}/all", "ScatterND", inputs, reduction=reduction)
         begin = translator.add_array(node, f"{suffix}/begin", [0])
         return translator.add_intermediate(node, suffix, "Slice", [sums, begin, count])
@@ -177,8 +177,8 @@ def _segment(translator: Translator, node: Node) -> None:
     if node.op == "SegmentMean":
         number = translator.add_array(node, "ones/value", 1, dtype)
         shape = translator.add_intermediate(node, "ones/shape", "Shape", [rows])
-        ones = translator.add_intermediate(node, "ones", "Expand", [number, shape])
-        counts = translator.add_intermediate(node, "counts", "Max", [combine("lengths", ones, 0, b"add"), number])
+        row_counts = translator.add_intermediate(node, "ones", "Expand", [number, shape])
+        counts = translator.add_intermediate(node, "counts", "Max", [combine("lengths", row_counts, 0, b"add"), number])
         translator.emit(node, "Div", [result, counts], PLAIN)
     else:
         translator.emit(node, "Identity", [result], PLAIN)
@@ -218,10 +218,10 @@ def _dynamic_stitch(translator: Translator, node: Node) -> None:
     sizes = translator.add_intermediate(node, "sizes", "Concat", [count, shape], axis=0)
     zero = translator.add_array(node, "zero", 0, translator.dtype(node.inputs[half]))
     zeros = translator.add_intermediate(node, "zeros", "Expand", [zero, sizes])
-    places = translator.add_intermediate(
+    positions = translator.add_intermediate(
         node, "places", "Unsqueeze", [indices, translator.add_array(node, "last_axis", [-1])]
     )
-    translator.emit(node, "ScatterND", [zeros, places, rows], PLAIN)
+    translator.emit(node, "ScatterND", [zeros, positions, rows], PLAIN)
 
 
 @converts("DynamicPartition")
@@ -246,9 +246,9 @@ def _bincount(translator: Translator, node: Node) -> None:
     values = translator.int64_input(node, 0)
     numbers = translator.add_array(node, "numbers", np.arange(size)[:, None])
     equal = translator.add_intermediate(node, "equal", "Equal", [values, numbers])
-    ones = translator.add_cast(node, "ones", equal, DType.INT32)
+    row_counts = translator.add_cast(node, "ones", equal, DType.INT32)
     axes = translator.add_array(node, "axes", [1])
-    counts = translator.add_intermediate(node, "counts", "ReduceSum", [ones, axes], keepdims=0)
+    counts = translator.add_intermediate(node, "counts", "ReduceSum", [row_counts, axes], keepdims=0)
     if node.op == "DenseBincount" and node.attrs.get("binary_output"):
         counts = translator.add_intermediate(
             node, "any", "Min", [counts, translator.add_array(node, "one", 1, DType.INT32)]

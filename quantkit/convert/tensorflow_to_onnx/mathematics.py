@@ -67,20 +67,20 @@ def _atan2(translator: Translator, node: Node) -> None:
     angle = translator.add_intermediate(node, "right", "Where", [y_is_zero, zero, angle])
     is_below = translator.add_intermediate(node, "is_below", "Less", [y, zero])
     is_left = translator.add_intermediate(node, "is_left", "Less", [x, zero])
-    half_turn = translator.add_intermediate(node, "half_turn", "Where", [is_below, minus_pi, pi])
-    turn = translator.add_intermediate(node, "turn", "Where", [is_left, half_turn, zero])
-    translator.emit(node, "Add", [angle, turn], PLAIN)
+    rotation = translator.add_intermediate(node, "rotation", "Where", [is_below, minus_pi, pi])
+    offset = translator.add_intermediate(node, "offset", "Where", [is_left, rotation, zero])
+    translator.emit(node, "Add", [angle, offset], PLAIN)
 
 
 @converts("Expm1 Log1p")
-def _shifted(translator: Translator, node: Node) -> None:
-    one = translator.add_array(node, "one", 1, translator.dtype(node.inputs[0]))
+def _shift_by_one(translator: Translator, node: Node) -> None:
+    increment = translator.add_array(node, "one", 1, translator.dtype(node.inputs[0]))
     (x,) = _operands(translator, node)
     if node.op == "Expm1":
         power = translator.add_intermediate(node, "power", "Exp", [x])
-        translator.emit(node, "Sub", [power, one], PLAIN)
+        translator.emit(node, "Sub", [power, increment], PLAIN)
     else:
-        total = translator.add_intermediate(node, "sum", "Add", [x, one])
+        total = translator.add_intermediate(node, "sum", "Add", [x, increment])
         translator.emit(node, "Log", [total], PLAIN)
 
 

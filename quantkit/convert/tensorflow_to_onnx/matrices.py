@@ -65,8 +65,8 @@ def _diagonal(translator: Translator, node: Node) -> None:
     count = min(_size(translator, node, axis) for axis in (-2, -1))
     order = (rank - 2, rank - 1, *range(rank - 2))
     front = translator.add_intermediate(node, "front", "Transpose", [translator.plain(node.inputs[0])], perm=order)
-    places = translator.add_array(node, "places", np.arange(count)[:, None].repeat(2, 1))
-    rows = translator.add_intermediate(node, "rows", "GatherND", [front, places])
+    positions = translator.add_array(node, "positions", np.arange(count)[:, None].repeat(2, 1))
+    rows = translator.add_intermediate(node, "rows", "GatherND", [front, positions])
     translator.emit(node, "Transpose", [rows], PLAIN, perm=(*range(1, rank - 1), 0))
 
 

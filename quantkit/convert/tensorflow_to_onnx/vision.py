@@ -105,7 +105,7 @@ def _sizes(
 ) -> Edge:
     """Return a shape with the sizes of axes of another shape, each times a factor.
 
-    A negative factor divides. The size of the axis None is the factor itself.
+    A negative factor divides. Without an axis, the size is the factor.
     """
     numbers = translator.add_array(node, f"{suffix}/axes", [0 if axis is None else axis for axis in axes])
     divisors = [-factor if factor < 0 else 1 for factor in factors]
@@ -259,15 +259,15 @@ def _non_max_suppression(translator: Translator, node: Node) -> None:
     ]
     if version == 2:
         inputs.append(translator.plain(node.inputs[3]))
-    found = translator.add_intermediate(node, "found", "NonMaxSuppression", inputs)
+    selection = translator.add_intermediate(node, "selection", "NonMaxSuppression", inputs)
     two = translator.add_array(node, "box", 2)
-    selected = translator.add_intermediate(node, "selected", "Gather", [found, two], axis=1)
+    selected = translator.add_intermediate(node, "selected", "Gather", [selection, two], axis=1)
     if version < 4:
         translator.emit_as(node, 0, selected, DType.INT32)
         return
     size = translator.add_intermediate(node, "size", "Shape", [selected])
     if version == 5:
-        chosen = translator.add_intermediate(node, "chosen", "Gather", [scores, selected])
+        selected_scores = translator.add_intermediate(node, "selected_scores", "Gather", [scores, selected])
     is_padded = bool(node.attrs.get("pad_to_max_output_size"))
     pads = _pads_to(translator, node, size, count) if is_padded else None
     if pads is not None:
@@ -276,15 +276,15 @@ def _non_max_suppression(translator: Translator, node: Node) -> None:
     if version == 5:
         edge = Edge(node.name, 1)
         op, extra = ("Identity", []) if pads is None else ("Pad", [pads])
-        translator.values[edge, PLAIN] = translator.add_node(str(edge), op, [chosen, *extra])
+        translator.values[edge, PLAIN] = translator.add_node(str(edge), op, [selected_scores, *extra])
     number = translator.add_intermediate(node, "number", "Squeeze", [size, batch])
     translator.emit_as(node, version - 3, number, DType.INT32)
 
 
 def _pads_to(translator: Translator, node: Node, size: Edge, count: Edge) -> Edge:
     """Return the padding of a vector of ``size`` elements to ``count`` elements."""
-    one = translator.add_array(node, "one", [1])
-    total = translator.add_intermediate(node, "total", "Reshape", [count, one])
+    length = translator.add_array(node, "one", [1])
+    total = translator.add_intermediate(node, "total", "Reshape", [count, length])
     missing = translator.add_intermediate(node, "missing", "Sub", [total, size])
     return translator.add_intermediate(
         node, "pads", "Concat", [translator.add_array(node, "none", [0]), missing], axis=0
