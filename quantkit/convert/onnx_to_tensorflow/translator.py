@@ -81,7 +81,7 @@ class OnnxTranslator:
             if self.constant_of(Edge(name)) is None:
                 self._convert(node)
         if self.failures:
-            raise ConversionError(self.failures)
+            raise OnnxConversionError(self.failures)
         outputs = [self._add_output(edge) for edge in graph.outputs]
         inputs = [self.values[edge, PLAIN] for edge in graph.inputs]
         library = Library[Graph]().with_(*self.functions.values())
@@ -94,7 +94,7 @@ class OnnxTranslator:
             if handler is None:
                 raise conversion_error(node, "the op is not supported")
             handler(self, node)
-        except ConversionError as error:
+        except OnnxConversionError as error:
             self.failures |= error.failures
             self._failed.add(node.name)
         except (KeyError, IndexError, ValueError, TypeError) as error:
@@ -222,7 +222,7 @@ class OnnxTranslator:
                 name = self.name(edge.node) if is_output else f"{source.node}/nchw"
                 self.values[edge, PLAIN] = self.transpose(name, source, TO_NCHW)
             elif edge.node in self._failed:
-                raise ConversionError({})
+                raise OnnxConversionError({})
             else:
                 raise conversion_error(self.graph[edge.node], f"output {edge.port} is not supported")
         return self.values[edge, PLAIN]
@@ -299,7 +299,7 @@ class OnnxTranslator:
         return self.add_node(f"{self.name(node.name)}/{suffix}", op, inputs, T=self.types[inputs[0]], **attrs)
 
 
-class ConversionError(UnavailableError):
+class OnnxConversionError(UnavailableError):
     """Error for nodes that cannot be converted.
 
     Attributes:
@@ -315,9 +315,9 @@ class ConversionError(UnavailableError):
         return type(self), (self.failures,)
 
 
-def conversion_error(node: Node, reason: str) -> ConversionError:
+def conversion_error(node: Node, reason: str) -> OnnxConversionError:
     """Return the error for a node that cannot be converted."""
-    return ConversionError({node.name: (node.op, reason)})
+    return OnnxConversionError({node.name: (node.op, reason)})
 
 
 def converts(ops: str) -> Callable[[Handler], Handler]:
