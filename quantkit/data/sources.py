@@ -82,7 +82,7 @@ def find_images(sources: Iterable[str | os.PathLike[str]]) -> FileDataset:
     for source in sources:
         path = _local_path(source)
         if path.is_dir():
-            dataset = _read_folder(path)
+            dataset = _folder_dataset(path, *list_files(path))
             samples += dataset.samples
             skipped += dataset.skipped_files
         else:
@@ -104,14 +104,16 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
             hint="choose a readable folder",
         ) from None
 
-    files = sorted(
-        file
-        for parent, _, names in os.walk(folder, onerror=reject)
-        for name in names
-        if (file := Path(parent, name)).is_file()
-    )
-    images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-    return images, [file for file in files if file.suffix.lower() not in IMAGE_SUFFIXES]
+    images: list[Path] = []
+    others: list[Path] = []
+    for parent, _, names in os.walk(folder, onerror=reject):
+        for name in names:
+            if os.path.isfile(os.path.join(parent, name)):
+                is_image = os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+                (images if is_image else others).append(Path(parent, name))
+    for files in (images, others):
+        files.sort(key=lambda file: file.parts)
+    return images, others
 
 
 def _dataset(value: Any) -> Dataset:
@@ -193,7 +195,7 @@ def _read_path(source: str | os.PathLike[str]) -> Dataset:
         images, others = list_files(path)
         if not images and (records := [file for file in others if is_tfrecord(file)]):
             return _read_records(name, records)
-        return _read_folder(path)
+        return _folder_dataset(path, images, others)
     if path.suffix.lower() in ARRAY_SUFFIXES:
         return _read_arrays(path)
     if path.suffix.lower() in IMAGE_SUFFIXES:
@@ -203,13 +205,16 @@ def _read_path(source: str | os.PathLike[str]) -> Dataset:
     return _read_list(path)
 
 
-def _read_folder(folder: Path) -> FileDataset:
-    """Find the images of a folder.
+def _folder_dataset(folder: Path, images: Sequence[Path], others: Sequence[Path]) -> FileDataset:
+    """Return the images of a folder.
+
+    Args:
+        folder: folder.
+        images, others: its files.
 
     Raises:
-        InputError: the folder cannot be read, or contains no images.
+        InputError: the folder contains no images.
     """
-    images, others = list_files(folder)
     if not images:
         raise InputError(
             f"folder {str(folder)!r} contains no images",

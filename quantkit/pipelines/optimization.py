@@ -155,7 +155,7 @@ class _Optimizer:
         """Return the gain of all steps: of those before the cache times that of the cache and the later ones."""
         if self._epoch is None:
             return self._measure(self._original, self._graph)
-        cached = self._measure_epochs(self._uncached, self._graph)
+        cached = self._measure_epochs(self._uncached, self._graph, self._epoch)
         if self._uncached is self._original:
             return cached
         before = self._measure(self._original, self._uncached)
@@ -182,8 +182,8 @@ class _Optimizer:
         comparison = self._verify(outcome.graph)
         if comparison.difference:
             return PipelineStep(name, outcome.changes, outcome.skips, comparison, reason=comparison.difference)
-        measure = self._measure_epochs if self._epoch else self._measure
-        gain = measure(self._graph, outcome.graph)
+        graphs = self._graph, outcome.graph
+        gain = self._measure_epochs(*graphs, self._epoch) if self._epoch else self._measure(*graphs)
         step = PipelineStep(name, outcome.changes, outcome.skips, comparison, gain, applied=gain.is_gain)
         if not gain.is_gain:
             return step.undone("no gain")
@@ -198,10 +198,14 @@ class _Optimizer:
     def _measure(self, before: Graph, after: Graph) -> Gain:
         return measure_gain(before, after, self._execution, self._measure_seconds)
 
-    def _measure_epochs(self, before: Graph, after: Graph) -> Gain:
-        """Measure from the second epoch on, with short epochs."""
-        assert self._epoch is not None
-        first, second = (_shorten_epoch(graph, *self._epoch) for graph in (before, after))
+    def _measure_epochs(self, before: Graph, after: Graph, epoch: tuple[str, int]) -> Gain:
+        """Measure from the second epoch on, with short epochs.
+
+        Args:
+            before, after: graphs of datasets.
+            epoch: stage and number of its elements in an epoch.
+        """
+        first, second = (_shorten_epoch(graph, *epoch) for graph in (before, after))
         return measure_gain(first, second, self._execution, self._measure_seconds, warmup=_CACHE_WARMUP)
 
     def _cache(self) -> PipelineStep:
@@ -216,13 +220,12 @@ class _Optimizer:
         comparison = self._verify(cached.graph)
         if comparison.difference:
             return PipelineStep(_CACHE, changes, (), comparison, reason=comparison.difference)
-        self._epoch = site.stage, self._count_for(_CACHE_EPOCH, self._graph[site.stage])
-        gain = self._measure_epochs(self._graph, cached.graph)
+        epoch = site.stage, self._count_for(_CACHE_EPOCH, self._graph[site.stage])
+        gain = self._measure_epochs(self._graph, cached.graph, epoch)
         step = PipelineStep(_CACHE, changes, (), comparison, gain, applied=gain.is_gain)
         if not gain.is_gain:
-            self._epoch = None
             return step.undone("no gain")
-        self._uncached, self._graph = self._graph, cached.graph
+        self._uncached, self._graph, self._epoch = self._graph, cached.graph, epoch
         return step
 
     def _count_for(self, seconds: float, stage: Node) -> int:
