@@ -25,7 +25,8 @@ def profile(
 
     Raises:
         UsageError: an argument is wrong.
-        UnavailableError: TensorFlow is not installed, or the pipeline fails or has autotuning disabled.
+        InputError: the data does not exist, or the pipeline fails or has no elements.
+        UnavailableError: TensorFlow is not installed, or the pipeline has autotuning disabled.
     """
     duration = parse_duration(seconds, "seconds")
     step = None if step_seconds is None else parse_duration(step_seconds, "step_seconds")

@@ -1,12 +1,13 @@
 """Execution of pipelines: elements of any stage, their number, and the rate of the whole."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from time import perf_counter
 from typing import Any
 
-from quantkit.errors import QuantkitError, UnavailableError, one_line
+from quantkit.errors import InputError, QuantkitError, one_line
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.pipelines.bridge import to_dataset
 from quantkit.pipelines.stages import element_shapes, element_types, root_of, without_unused_nodes
@@ -42,18 +43,18 @@ class Execution:
         iterator: Iterator[tuple[Any, ...]] = self.dataset(graph, stage).as_numpy_iterator()
         return iterator
 
-    def check(self, graph: Graph) -> str:
-        """Return the message of the error with which a pipeline fails at its first element; empty if it does not."""
-        try:
-            with _translate_errors():
-                next(self.elements(graph), None)
-        except UnavailableError as error:
-            return error.message
-        return ""
+    def check(self, graph: Graph) -> None:
+        """Check that the first element of a pipeline can be computed.
+
+        Raises:
+            InputError: the pipeline fails.
+        """
+        with translate_errors():
+            next(self.elements(graph), None)
 
     def take(self, graph: Graph, stage: Node, count: int) -> list[tuple[Any, ...]]:
         """Return the first elements of a stage."""
-        with _translate_errors():
+        with translate_errors():
             return list(islice(self.elements(graph, stage), count))
 
     def cardinality(self, graph: Graph, stage: Node) -> int | None:
@@ -65,7 +66,7 @@ class Execution:
         """Count the elements of a stage by running it; None if the time is over before the last one."""
         end = self._clock() + seconds
         count = 0
-        with _translate_errors():
+        with translate_errors():
             # Elements may have different shapes: a scalar stands for each.
             for chunk in self.dataset(graph, stage).map(lambda *parts: self._tf.constant(0)).batch(_CHUNK):
                 count += len(chunk)
@@ -82,9 +83,9 @@ class Execution:
             warmup: duration of the warm-up; the first element is always part of the warm-up.
 
         Raises:
-            UnavailableError: the pipeline fails.
+            InputError: the pipeline fails.
         """
-        with _translate_errors():
+        with translate_errors():
             return self._rate(graph, seconds, warmup)
 
     def _rate(self, graph: Graph, seconds: float, warmup: float) -> float:
@@ -111,13 +112,16 @@ class Execution:
 
 
 @contextmanager
-def _translate_errors() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
+    """Raise the errors of a pipeline as `InputError`."""
     try:
         yield
     except QuantkitError:
         raise
     except Exception as error:  # TensorFlow raises errors of many types
-        raise UnavailableError(f"the pipeline fails: {one_line(str(error)) or type(error).__name__}") from error
+        # TensorFlow adds the names of its own ops.
+        text = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", one_line(str(error))) or type(error).__name__
+        raise InputError(f"the pipeline fails: {text}", hint="check its files and functions") from error
 
 
 def _advance(iterator: Any, count: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from quantkit.arguments import expand_user, require_text
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean, one_line
+from quantkit.runtimes.tensorflow_library import import_tensorflow
 from quantkit.transforms.plugins import UncachedLoader
 
 
@@ -18,6 +19,7 @@ def run_function(reference: str) -> Any:
     Raises:
         UsageError: the text has another form, or the file has no such function.
         InputError: the file cannot be read or run, or the function fails.
+        UnavailableError: TensorFlow is not installed.
     """
     require_text(reference=reference)
     text, colon, name = reference.rpartition(":")
@@ -26,6 +28,7 @@ def run_function(reference: str) -> Any:
     path = expand_user(text).resolve()
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"{text} is not a Python file", hint="write FILE.py:FUNCTION")
+    import_tensorflow()  # its log would appear if the file imported it first
     module_name = f"quantkit_pipeline_{path.stem}"
     spec = spec_from_file_location(module_name, path, loader=UncachedLoader(module_name, str(path)))
     assert spec is not None

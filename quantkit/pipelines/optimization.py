@@ -75,6 +75,7 @@ def optimize(
 
     Raises:
         UsageError: `dataset` is not a ``tf.data.Dataset``, or the time is not positive.
+        InputError: the pipeline fails at its first element.
         UnavailableError: TensorFlow is not installed or cannot serialize the dataset.
     """
     require_path(**without_none(output=output))
@@ -87,7 +88,7 @@ def optimize(
     spec = dataset.element_spec
     is_changed = any(step.applied for step in steps)
     optimized = bridge.to_dataset(final, spec) if is_changed else dataset
-    result = OptimizationResult(optimized, graph, final, tuple(steps), gain, spec, output)
+    result = OptimizationResult(optimized, graph, final, tuple(steps), gain, spec, output, optimizer.reason)
     if output is not None:
         result.save(output)
     return result
@@ -100,6 +101,9 @@ class _Optimizer:
         graph: graph of the original dataset.
         budget: time of all measurements in seconds.
         on_progress: receives the number of finished rewrites.
+
+    Attributes:
+        reason: reason why no rewrite is tried; empty if rewrites are tried.
     """
 
     def __init__(self, graph: Graph, budget: float, on_progress: OnProgress) -> None:
@@ -111,6 +115,7 @@ class _Optimizer:
         self._execution = Execution()
         self._on_progress = on_progress
         self._difference = ""
+        self.reason = ""
         # Graph before the cache, stage before the cache, and number of its elements in a short epoch.
         self._uncached = graph
         self._epoch: tuple[str, int] | None = None
@@ -118,13 +123,13 @@ class _Optimizer:
     def run(self) -> tuple[Graph, list[PipelineStep], Gain | None]:
         """Return the rewritten graph, the steps, and the gain of all together."""
         end = perf_counter() + self._budget
-        reason = self._check_original()
+        self.reason = self._check_original()
         steps: list[PipelineStep] = []
         names = [*REWRITES, _CACHE]
         for done, name in enumerate(names):
             self._on_progress(Progress("optimizing", done, len(names), name))
-            if reason:
-                steps.append(PipelineStep(name, (), (Skip(reason),)))
+            if self.reason:
+                steps.append(PipelineStep(name, (), (Skip(self.reason),)))
             elif self._difference and name not in _NEUTRAL:
                 steps.append(PipelineStep(name, (), (Skip(f"two runs of the pipeline differ: {self._difference}"),)))
             elif perf_counter() > end and name != _CACHE:  # a cache often has the largest gain
@@ -162,13 +167,16 @@ class _Optimizer:
         return Gain(before.before, tuple(rate * cached.ratio for rate in before.after))
 
     def _check_original(self) -> str:
-        """Return the reason why the pipeline cannot be optimized; empty if it can."""
+        """Return the reason why the pipeline cannot be optimized; empty if it can.
+
+        Raises:
+            InputError: the pipeline fails at its first element.
+        """
         if DType.VARIANT in element_types(root_of(self._original)):
             return "elements are sparse, ragged or datasets"
         if reason := captured_variable(self._original):
             return reason
-        if reason := self._execution.check(self._original):
-            return reason
+        self._execution.check(self._original)
         control = compare_elements(self._original, self._original, self._execution, self._verify_seconds)
         if not control.num_elements and not control.difference:
             return "the pipeline has no elements"

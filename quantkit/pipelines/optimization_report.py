@@ -79,6 +79,7 @@ class OptimizationResult:
         gain: rate of the optimized pipeline next to the original; None if no rewrite is applied.
         element_spec: structure of the elements.
         output: written file; None without a file.
+        reason: reason why no rewrite was tried; empty if rewrites were tried.
     """
 
     dataset: Any
@@ -88,6 +89,7 @@ class OptimizationResult:
     gain: Gain | None
     element_spec: Any
     output: str | os.PathLike[str] | None = None
+    reason: str = ""
 
     @property
     def speedup(self) -> float:
@@ -116,9 +118,11 @@ class OptimizationResult:
             explain: add the changes and skips of each rewrite.
         """
         lines = []
-        for step in self.steps:
+        for step in () if self.reason else self.steps:
             lines += [str(step), *(step.details() if explain else ())]
-        if self.gain is None:
+        if self.reason:
+            lines.append(f"the pipeline stays unchanged: {self.reason}")
+        elif self.gain is None:
             lines.append("no rewrite gains: the pipeline stays unchanged")
         else:
             rates = f"{_median(self.gain.before):,.0f} -> {_median(self.gain.after):,.0f} elements/s"
@@ -136,6 +140,7 @@ class OptimizationResult:
             "speedup": self.speedup,
             "elements_per_second_before": _median(self.gain.before) if self.gain else None,
             "elements_per_second_after": _median(self.gain.after) if self.gain else None,
+            "reason": self.reason,
             "steps": [step.to_json() for step in self.steps],
             "python_before": python_lines(self.original),
             "python_after": python_lines(self.graph),

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from quantkit.cores import available_cores
-from quantkit.errors import UnavailableError, one_line
+from quantkit.errors import InputError, UnavailableError, one_line
 from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType
 from quantkit.pipelines import bridge
+from quantkit.pipelines.execution import translate_errors
 from quantkit.pipelines.stage_model import RateLimit, StageTime, configured_limit, cores_limit, read_model
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 
@@ -126,22 +127,23 @@ def profile_dataset(dataset: Any, seconds: float, step_seconds: float | None = N
         step_seconds: time in which the consumer processes one element; None if it is not known.
 
     Raises:
-        UnavailableError: the pipeline fails or has autotuning disabled.
+        InputError: the pipeline fails or has no elements.
+        UnavailableError: the pipeline has autotuning disabled.
     """
     graph = bridge.to_graph(dataset)
     tf = import_tensorflow()
-    try:
+    with translate_errors():
         iterator = iter(dataset.repeat())
-        next(iterator)
+        if next(iterator, None) is None:
+            raise InputError("the pipeline has no elements", hint="check the files of the dataset")
         started = perf_counter()
         count = num_bytes = 0
         while not count or perf_counter() - started < seconds:
             num_bytes += sum(_num_bytes(tensor) for tensor in tf.nest.flatten(next(iterator), expand_composites=True))
             count += 1
         passed = perf_counter() - started
+    try:
         stages = read_model(tf.data.experimental.get_model_proto(iterator))
-    except StopIteration:
-        raise UnavailableError("the pipeline has no elements", hint="check the files of the dataset") from None
     except Exception as error:  # TensorFlow raises errors of many types
         raise UnavailableError(f"the pipeline cannot be profiled: {one_line(str(error))}") from error
     disk = measure_disk(files_of(graph))

@@ -196,6 +196,17 @@ def test_pipeline_with_a_variable_stays_unchanged() -> None:
     assert counter.numpy() == 0
 
 
+def test_broken_and_empty_pipelines() -> None:
+    broken = tf.data.TFRecordDataset("no_such_file")
+    for function in (qk.data.optimize, qk.data.profile):
+        with pytest.raises(InputError, match="the pipeline fails: no_such_file; No such file or directory$"):
+            function(broken)
+    empty = tf.data.Dataset.range(0)
+    assert "the pipeline stays unchanged: the pipeline has no elements" in str(qk.data.optimize(empty))
+    with pytest.raises(InputError, match="the pipeline has no elements"):
+        qk.data.profile(empty)
+
+
 def test_functions_with_other_elements_in_each_run_are_kept() -> None:
     count = iter(range(10**9))
     dataset = tf.data.Dataset.range(4).map(lambda x: tf.py_function(lambda: next(count), [], tf.int64))
