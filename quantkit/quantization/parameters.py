@@ -6,6 +6,7 @@ Rounding is half to even; real 0 is always represented exactly.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Self
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from quantkit.ir.tensor import Array
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.spec import Spec
+from quantkit.quantization.weight_levels import find_limits
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,6 +50,8 @@ class QuantizationParameters:
     def of_weights(cls, spec: Spec, values: Array) -> Self:
         """Return the parameters of a constant: one scale per channel where the spec demands it.
 
+        Symmetric scales keep the values of weights that already have few of them, see `find_limits`.
+
         Args:
             spec: with `Spec.axes` if it is per channel.
             values: the constant, finite.
@@ -55,6 +59,10 @@ class QuantizationParameters:
         if not (spec.per_channel and spec.axes):
             return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
+        if spec.symmetric and not spec.reduce_range:
+            limits = find_limits(values.transpose((*rest, *spec.axes)).reshape(-1, _num_channels(spec, values)))
+            if limits is not None:
+                return cls.of_limits(spec, -limits, limits)
         low, high = values.min(rest, initial=0), values.max(rest, initial=0)
         return cls.of_limits(spec, low.reshape(-1), high.reshape(-1))
 
@@ -118,3 +126,7 @@ class QuantizationParameters:
         if self.scale.ndim:
             values = values.reshape(*values.shape[: self.spec.axes[0]], -1)
         return values, self.scale, self.zero_point
+
+
+def _num_channels(spec: Spec, values: Array) -> int:
+    return prod(values.shape[axis] for axis in spec.axes)

@@ -39,7 +39,7 @@ _STRUCTURE = {
     "scales": {str: [float]},
     "warnings": [str],
 }
-_PROVENANCE = {"graph": str, "data": str, "scheme": str, "count": int}
+_PROVENANCE = {"graph": str, "data": str, "scheme": str, "count": int, "trained": int}
 
 
 class Range(NamedTuple):
@@ -68,6 +68,7 @@ class Provenance:
         count: number of calibration samples.
         preprocessing: preprocessing of the calibration images; `ARRAYS_UNCHANGED` for arrays, `UNKNOWN` for a file that
             does not state it.
+        trained: number of ranges that come from quantization-aware training instead of calibration.
     """
 
     graph: str = ""
@@ -75,6 +76,7 @@ class Provenance:
     scheme: str = ""
     count: int = 0
     preprocessing: Preprocessing | str = UNKNOWN
+    trained: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Ranges(Mapping[Edge, Range]):
         return hash(self.provenance)
 
     def __str__(self) -> str:
-        return f"ranges of {len(self)} tensors, calibrated on {self.provenance.count} samples"
+        trained = f", {self.provenance.trained} of them trained" if self.provenance.trained else ""
+        return f"ranges of {len(self)} tensors, calibrated on {self.provenance.count} samples{trained}"
 
     def merge_groups(self, groups: Iterable[frozenset[Edge]]) -> "Ranges":
         """Return the ranges with the union of the ranges of each group for all its edges."""
@@ -155,6 +158,7 @@ class Ranges(Mapping[Edge, Range]):
                 "scheme": provenance.scheme,
                 "count": provenance.count,
                 "preprocessing": preprocessing if isinstance(preprocessing, str) else preprocessing.to_json(),
+                **({"trained": provenance.trained} if provenance.trained else {}),
             },
             "warnings": list(self.warnings),
             "ranges": {str(edge): [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},

@@ -256,6 +256,7 @@ class QuantizationReport:
             "calibration": {
                 "samples": self.provenance.count,
                 "data": self.provenance.data,
+                "trained_ranges": self.provenance.trained,
                 "warnings": list(self.warnings),
             },
             "preprocessing": self.preprocessing

@@ -119,6 +119,9 @@ def _precision_lines(report: QuantizationReport) -> Iterator[str]:
     unknown = ", ".join(f"{number} {op}" for op, number in census.unknown_macs.items())
     excluded = f" (unknown for {unknown})" if unknown else ""
     yield f"{percent:.1f} % of the MACs{excluded} are int8; {count} quantize/dequantize {boundaries}"
+    if report.provenance.trained:
+        calibration = "" if report.provenance.count else "; no calibration data was needed"
+        yield f"{report.provenance.trained} ranges come from quantization-aware training{calibration}"
     if census.executed:
         yield f"{_executed_text(census)} of the MACs after the rewrites of the runtime"
 

@@ -15,6 +15,7 @@ from quantkit.formats.kinds import PYTORCH_HINT
 from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
+from quantkit.model.importers import keras2
 from quantkit.model.importers.checkpoint import Checkpoint, CheckpointEntry
 from quantkit.model.importers.state_changes import changes_variables, remove_assignments
 from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
@@ -134,7 +135,8 @@ def freeze_object(model: Any) -> Graph:
         UnavailableError: TensorFlow is not installed.
     """
     tf = tensorflow_for_models()
-    if isinstance(model, tf.keras.Model):
+    if _is_keras_model(model):
+        model = keras2.strip_wrappers(model)
         inputs = getattr(model, "inputs", None)
         if not inputs:
             raise UsageError(
@@ -164,6 +166,12 @@ def freeze_object(model: Any) -> Graph:
     if hasattr(model, "structured_input_signature"):
         return _freeze(model)
     raise not_a_model(model)
+
+
+def _is_keras_model(value: Any) -> bool:
+    """Return True for a model of Keras 3 or of tf-keras."""
+    bases = ((base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__)
+    return any(package in ("keras", "tf_keras") and name == "Model" for package, name in bases)
 
 
 def _name_outputs(graph: Graph, model: Any) -> Graph:

@@ -10,8 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from quantkit.errors import InputError, UnavailableError, one_line
 from quantkit.formats import graphdef
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
-from quantkit.model.importers import keras_contents
+from quantkit.model.importers import keras2, keras_contents
 from quantkit.model.importers.freeze import freeze_object, tensorflow_for_models
 from quantkit.model.importers.keras_contents import Contents
 from quantkit.runtimes.tensorflow_library import suppress_log, translate_read_errors
@@ -27,7 +28,7 @@ from quantkit.runtimes.tensorflow_library import suppress_log, translate_read_er
 # Layers that run code of the file, or a model in another file.
 _CARRIERS = frozenset({"FlaxLayer", "JaxLayer", "Lambda", "TFSMLayer", "TorchModuleWrapper", "__lambda__"})
 # Packages of Keras. Keras resolves names of `builtins` among its own functions.
-_PACKAGES = frozenset({"builtins", "keras", "keras_cv", "keras_hub", "keras_nlp"})
+_PACKAGES = frozenset({"builtins", "keras", "keras_cv", "keras_hub", "keras_nlp", "tf_keras"})
 # Parts of a dotted path that only depend on the package of Keras.
 _PREFIXES = frozenset({"_tf_keras", "api", "keras", "legacy", "src"})
 # Modules of Keras with the objects that a model consists of. The others download, read and write
@@ -72,17 +73,77 @@ def freeze_keras(path: Path) -> Graph:
             file.
         UnavailableError: TensorFlow is not installed, or its Keras is too old.
     """
-    tf = tensorflow_for_models()
-    _check_version(tf.keras)
+    tensorflow_for_models()
+    _check_version(_keras3())
     with temporary_folder() as folder:
         copy = folder / "model"
         shutil.copyfile(path, copy)
         contents = inspect_file(copy, str(path))
         _check_contents(path, contents)
         copy = copy.rename(copy.with_suffix(".keras" if contents.is_archive else ".h5"))
-        with translate_read_errors(str(path)), _named_errors(path), suppress_log():
-            _check_config(path, json.loads(contents.config or ""), tf.keras)
-            return freeze_object(tf.keras.models.load_model(copy, compile=False, safe_mode=True))
+        with translate_read_errors(str(path)), suppress_log():
+            return freeze_object(_load(path, copy, contents))
+
+
+def _keras3() -> Any:
+    """Return the Keras of ``tf.keras``, also after an import of TF-MOT, which replaces it by Keras 2."""
+    try:
+        return import_module("keras._tf_keras.keras")
+    except ImportError:  # Keras 2 is installed as keras
+        return import_module("tensorflow").keras
+
+
+def _load(path: Path, copy: Path, contents: Contents) -> Any:
+    """Load a checked file with the Keras that wrote it.
+
+    Args:
+        path: the file, for messages.
+        copy: private copy of the file.
+        contents: contents of the file.
+
+    Raises:
+        InputError: the file references other code, or Keras cannot read it.
+        UnavailableError: a package is not installed.
+    """
+    config = json.loads(contents.config or "")
+    is_keras2 = contents.version.startswith("2.")
+    if is_keras2 and (keras2.is_available() or contents.is_archive):
+        return _load_keras2(path, copy, config, is_archive=contents.is_archive)
+    keras = _keras3()
+    with _named_errors(path):
+        _check_config(path, config, keras, _is_of_keras3)
+        try:
+            return keras.models.load_model(copy, compile=False, safe_mode=True)
+        except (TypeError, ValueError):
+            if is_keras2:  # without tf-keras, Keras 3 reads the files whose layers did not change
+                keras2.import_tf_keras(f"{path} (Keras {contents.version})")
+            raise
+
+
+def _load_keras2(path: Path, copy: Path, config: Any, *, is_archive: bool) -> Any:
+    keras = keras2.import_tf_keras(f"{path} (Keras 2)")
+    names = {str(description["class_name"]) for description in _descriptions(config)}
+    uses_tfmot = not names.isdisjoint(keras2.TFMOT_LAYERS)
+    tfmot = keras2.import_tfmot(str(path)) if uses_tfmot else None
+    modules = keras2.tfmot_classes(tfmot) if uses_tfmot else {}
+
+    def is_known(description: Mapping[str, Any], modules_of_name: list[str], name: str) -> bool:
+        if name in keras2.FUNCTION_LAYERS:
+            return keras2.is_harmless_function(str(description["config"].get("function")))
+        if name in modules:
+            return description.get("module") in (None, modules[name])
+        is_model = name in ("Functional", "Sequential")
+        return is_model or (keras2.is_of_keras2(keras, name) and _holds_objects_of_models(modules_of_name))
+
+    with _named_errors(path):
+        _check_config(path, config, keras, is_known)
+        if uses_tfmot and is_archive:
+            keras2.remove_build_configs(copy)
+        with ExitStack() as stack:
+            if uses_tfmot:
+                stack.enter_context(keras2.tfmot_scopes(tfmot))
+                stack.enter_context(keras2.repeated_variables())
+            return keras.models.load_model(copy, compile=False, safe_mode=True)
 
 
 def _check_version(keras: Any) -> None:
@@ -149,8 +210,16 @@ def _check_contents(path: Path, contents: Contents) -> None:
     graphdef.check_num_bytes(f"the weights of {path}", contents.num_bytes)
 
 
-def _check_config(path: Path, config: Any, keras: Any) -> None:
+def _check_config(
+    path: Path, config: Any, keras: Any, is_known: Callable[[Mapping[str, Any], list[str], str], bool]
+) -> None:
     """Check that the configuration references only classes of Keras and registered classes.
+
+    Args:
+        path: the file, for messages.
+        config: description of the model.
+        keras: the Keras that will load the file.
+        is_known: function of a description, the parts of its module and its name: True for an object of Keras.
 
     Raises:
         InputError: another class or a function of the file is referenced.
@@ -171,8 +240,12 @@ def _check_config(path: Path, config: Any, keras: Any) -> None:
         key = name if class_name == "function" else str(description.get("registered_name") or name)
         if keras.utils.get_registered_object(key):
             continue
-        if last_name in _TOOLS or not _holds_objects_of_models(modules):
+        if last_name in _TOOLS or not is_known(description, modules, last_name):
             raise _unknown_class(path, dotted_path)
+
+
+def _is_of_keras3(description: Mapping[str, Any], modules: list[str], name: str) -> bool:
+    return _holds_objects_of_models(modules)
 
 
 def _holds_objects_of_models(modules: list[str]) -> bool:

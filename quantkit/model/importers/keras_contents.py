@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _OPTIMIZERS = ("optimizer", "optimizer_weights")
 # Fixed part of the header of an archive member; it ends with the lengths of the name and of the
@@ -34,6 +34,7 @@ class Contents:
     Attributes:
         config: JSON description of the layers; None if the file has only weights.
         is_archive: True for a zip archive, False for an HDF5 file.
+        version: version of Keras that wrote the file; empty if the file does not state it.
         num_bytes: size of the weights in bytes.
         escaping: archive member with a path outside the archive; empty if all are inside.
         external: weights that are stored in another file; empty if all are in this file.
@@ -42,6 +43,7 @@ class Contents:
 
     config: str | None = None
     is_archive: bool = False
+    version: str = ""
     num_bytes: int = 0
     escaping: str = ""
     external: str = ""
@@ -59,7 +61,8 @@ def inspect_contents(path: Path, max_bytes: int) -> Contents:
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             with h5py.File(file, "r") as weights:
-                return _inspect_weights(weights, weights.attrs.get("model_config"), max_bytes)
+                contents = _inspect_weights(weights, weights.attrs.get("model_config"), max_bytes)
+                return replace(contents, version=_text(weights.attrs.get("keras_version")))
         with zipfile.ZipFile(file) as archive:
             members = [_data_range(info, file) for info in archive.infolist()]
             if any(all(offset not in member for member in members) for offset in _hdf5_offsets(file)):
@@ -68,7 +71,15 @@ def inspect_contents(path: Path, max_bytes: int) -> Contents:
                 if _escapes(info):
                     return Contents(escaping=info.filename)
             with _member(archive, WEIGHTS, file, max_bytes) as member, h5py.File(member, "r") as weights:
-                return replace(_inspect_weights(weights, archive.read(CONFIG), max_bytes), is_archive=True)
+                metadata = json.loads(archive.read(METADATA)) if METADATA in archive.namelist() else {}
+                contents = _inspect_weights(weights, archive.read(CONFIG), max_bytes)
+                return replace(contents, is_archive=True, version=_text(metadata.get("keras_version")))
+
+
+def _text(value: object) -> str:
+    """Return a text attribute of a file; empty for another type."""
+    value = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return value if isinstance(value, str) else ""
 
 
 def _hdf5_offsets(file: BinaryIO) -> list[int]:

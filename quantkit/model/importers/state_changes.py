@@ -1,11 +1,14 @@
 """Assignments to variables at run time, which a frozen graph cannot have.
 
 Recurrent layers of Keras advance the random state of dropout, which is a variable, even if dropout
-is inactive: assignments that no output depends on are removed. If an output depends on an assigned
-variable, freezing would change the outputs, so that the model is rejected.
+is inactive: assignments that no output depends on are removed, and those that do not change the
+value. If an output depends on an assigned variable, freezing would change the outputs, so that the
+model is rejected.
 """
 
 from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from quantkit.errors import GraphError
 from quantkit.ir.functions import function_names
@@ -38,7 +41,7 @@ def remove_assignments(graph: Graph, variables: Mapping[str, str]) -> Graph:
     """
     assignments = [node for node in graph.nodes.values() if _assigns_to_constant(graph, node)]
     origins = _origins(graph)
-    assigned = {origins[node.inputs[0].node] for node in assignments}
+    assigned = {origins[node.inputs[0].node] for node in assignments if not _keeps_value(graph, node, origins)}
     copies = {name for name, origin in origins.items() if origin in assigned}
     removed = {*copies, *(node.name for node in assignments)}
     needed: set[str] = set()
@@ -79,6 +82,21 @@ def _assigns_to_constant(graph: Graph, node: Node) -> bool:
         return False
     source = graph[node.inputs[0].node]
     return find_op(source.op) is not None and output_dtypes(source)[node.inputs[0].port] is not DType.RESOURCE
+
+
+def _keeps_value(graph: Graph, node: Node, origins: Mapping[str, str]) -> bool:
+    """Return True if a node assigns the product of a variable and a mask, and the variable is already masked.
+
+    The pruning wrappers of TF-MOT apply their masks in every run.
+    """
+    product = graph[origins[node.inputs[1].node]] if node.op == "AssignVariableOp" and len(node.inputs) > 1 else None
+    if product is None or product.op != "Mul":
+        return False
+    variable, *factors = (graph[origins[edge.node]] for edge in (node.inputs[0], *product.inputs))
+    if not variable.is_constant or not all(factor.is_constant for factor in factors):
+        return False
+    masked = factors[0].value.array * factors[1].value.array
+    return bool(np.array_equal(masked, variable.value.array))
 
 
 def _check_functions(graph: Graph, node: Node, checked: set[str]) -> None:

@@ -17,11 +17,14 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.model.importers import tables
 from quantkit.ops.tensorflow.signatures import find_op, output_dtypes
+from quantkit.transforms.folding.fold_constants import fold_constants
 from quantkit.transforms.functions.inline_functions import inline_functions
 from quantkit.transforms.functions.remove_unused_functions import remove_unused_functions
 
 EdgeNames = Iterable[Edge | str] | None
 
+# Ops with which the clustering wrappers of TF-MOT compute weights from centroids, in every run.
+CLUSTERING_OPS = frozenset({"ArgMin", "GatherV2", "IdentityN"})
 # Maximum number of candidate outputs in an error message.
 SHOWN = 6
 
@@ -84,6 +87,8 @@ def _inline(graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: 
             whole = freeze.freeze_meta_graph(folder, meta.tags, signature.outputs.values())
             return _inline_functions(graph, whole.with_endpoints(graph.inputs, graph.outputs), signature)
         raise error
+    if frozen.op_counts.keys() >= CLUSTERING_OPS:
+        frozen = fold_constants(frozen)
     return frozen, _signature_of_function(graph, signature, frozen)
 
 

@@ -11,7 +11,7 @@ from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.lossy_layers import exclude_lossy_layers, exclude_noisy_layers, exclude_products
 from quantkit.quantization.workflow.observer_choice import choose_bias_correction, choose_observer, choose_scales
-from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
 from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
 from quantkit.quantization.workflow.trials import Trials
@@ -43,20 +43,21 @@ def calibrate_model(
         UsageError, InputError, UnavailableError: see `quantize`.
     """
     model = load_float_model(source, options)
+    require_ranges(model.graph, options, scheme)
     options.on_progress(Progress("preparing the graph", 0))
-    model, graph = prepare_float_graph(model, options, scheme, data or held_out)
+    model, graph, trained = prepare_float_graph(model, options, scheme, data or held_out)
     if model.has_random_weights:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
-    plan = choose_plan(options, graph, scheme)
+    plan = choose_plan(options, graph, scheme, trained)
     find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
     for warning in find_target(plan.scheme.target).warnings(graph, plan):
         options.on_message(f"warning: {warning}")
     if data is not None or held_out is not None:
         check_plan(graph, plan)
-    ranges, reference = compute_ranges(model, graph, plan, data, options)
+    ranges, reference = compute_ranges(model, graph, plan, data, options, trained)
     trials = Trials(reference, options)
     conversion = Conversion(graph, plan, ranges, options.fallback)
-    if trials.is_possible:
+    if trials.is_possible and not trained:
         for choose in CHOICES:
             conversion = choose(conversion, trials, options)
     if conversion.plan is not plan:

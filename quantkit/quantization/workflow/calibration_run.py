@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from quantkit.arguments import expand_user
 from quantkit.data import Dataset, InputPipeline, StreamDataset, as_dataset
@@ -11,7 +12,7 @@ from quantkit.data.preparation import describe_rates
 from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import UsageError
 from quantkit.evaluation.opened_model import describe_assumption
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.progress import Progress
@@ -23,7 +24,8 @@ from quantkit.quantization.calibration import (
 )
 from quantkit.quantization.observation import tensor_name
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.trained_ranges import derive_ranges
 from quantkit.quantization.workflow.float_reference import CACHE_BYTES, FloatReference
 from quantkit.quantization.workflow.labeled_feeds import LabeledFeeds
 from quantkit.quantization.workflow.observer_choice import EXTREMES
@@ -58,9 +60,22 @@ def _is_read_once(dataset: Dataset) -> bool:
 
 
 def compute_ranges(
-    model: Model, graph: Graph, plan: Plan, data: Dataset | None, options: Options
+    model: Model,
+    graph: Graph,
+    plan: Plan,
+    data: Dataset | None,
+    options: Options,
+    trained: Mapping[Edge, Range] = MappingProxyType({}),
 ) -> tuple[Ranges, FloatReference]:
     """Return the ranges of the plan's edges, and the float outputs of the calibration runs.
+
+    Args:
+        model: float model.
+        graph: prepared float graph.
+        plan: plan of ``graph``.
+        data: calibration dataset; None for ranges from elsewhere.
+        options: options of the caller.
+        trained: ranges of quantization-aware training, which replace calibrated ones.
 
     Raises:
         InputError: the ranges cannot be read or belong to another graph, or no image can be read.
@@ -69,10 +84,12 @@ def compute_ranges(
     if plan.scheme.weights_only:
         return Ranges({}), FloatReference()
     if data is not None:
-        return _calibrate(model, graph, plan, data, options)
+        calibrated, reference = _calibrate(model, graph, plan, data, options)
+        return (_replace_ranges(graph, plan, calibrated, trained, options) if trained else calibrated), reference
+    if options.ranges is None:
+        return _replace_ranges(graph, plan, Ranges({}), trained, options), FloatReference()
     ranges = options.ranges
     if not isinstance(ranges, Ranges):
-        assert ranges is not None, "check_options requires ranges or calibration data"
         ranges = Ranges.load(expand_user(ranges))
     ranges.require_graph(graph)
     # Without an observer of the caller, the calibration may have chosen the extremes.
@@ -80,6 +97,24 @@ def compute_ranges(
     if all(ranges.has_other_scheme(scheme.digest) for scheme in schemes):
         options.on_message("the ranges were calibrated with another scheme")
     return ranges, FloatReference()
+
+
+def _replace_ranges(
+    graph: Graph, plan: Plan, ranges: Ranges, trained: Mapping[Edge, Range], options: Options
+) -> Ranges:
+    """Return trained ranges, and the calibrated ranges of the other edges."""
+    derived = derive_ranges(graph, plan, trained)
+    inner = {Edge(name) for pattern in plan.patterns for name in pattern.nodes} - trained.keys()
+    # Inside of fused patterns, calibrated ranges are tighter than derived ones.
+    derived = {edge: limits for edge, limits in derived.items() if edge not in inner or edge not in ranges}
+    count = len(plan.activations.keys() - derived.keys())
+    source = "no calibration data is needed" if not ranges else f"{count} calibrated ranges for the others"
+    options.on_message(f"{len(derived)} ranges come from quantization-aware training; {source}")
+    provenance = replace(ranges.provenance, trained=len(derived), scheme=plan.scheme.digest)
+    merged = Ranges({**ranges.ranges, **derived}, provenance, ranges.warnings)
+    if options.save_ranges is not None:
+        merged.save(options.save_ranges)
+    return merged
 
 
 def _calibrate(

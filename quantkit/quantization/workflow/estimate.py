@@ -11,6 +11,7 @@ from quantkit.ops.semantics import is_quantized
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.census import census
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.trained_ranges import plan_trained
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 from quantkit.quantization.workflow.planning import convert_uncalibrated, uncalibrated_ranges
 from quantkit.quantization.workflow.preparation import prepare_float_graph
@@ -64,8 +65,8 @@ def estimate_quantization(model: Model) -> QuantizationEstimate:
         return QuantizationEstimate(problem="the model is already quantized")
     scheme = Scheme.for_target(DEFAULT_TARGET)
     try:
-        _, graph = prepare_float_graph(model, Options(), scheme, None)
-        plan = annotate(graph, scheme)
+        _, graph, trained = prepare_float_graph(model, Options(), scheme, None)
+        plan = plan_trained(graph, scheme, trained) if trained else annotate(graph, scheme)
         counts = census(graph, plan, uncalibrated_ranges(plan), convert_uncalibrated(graph, plan))
     except QuantkitError as error:
         return QuantizationEstimate(problem=error.message)

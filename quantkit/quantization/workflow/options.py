@@ -10,6 +10,7 @@ from quantkit import formats
 from quantkit.data import PreprocessingOptions
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.evaluation.tasks import TaskMetric
+from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.finetuning.training import Budget
@@ -19,6 +20,7 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT
+from quantkit.quantization.trained_ranges import FAKE_QUANT_OPS
 from quantkit.runtimes import AUTO, find_runtime
 from quantkit.runtimes.tensorflow_library import available as tensorflow_available
 
@@ -156,7 +158,17 @@ def _check_data(options: Options, scheme: Scheme) -> None:
                     f"--{name.replace('_', '-')} has no effect with --weights-only, which needs no ranges",
                     hint=f"omit {name}; held_out (--held-out DATA) measures the agreement with the float model",
                 )
-    elif options.ranges is None and options.calibration is None:
+
+
+def require_ranges(graph: Graph, options: Options, scheme: Scheme) -> None:
+    """Check that there is a source of ranges: data, a file, or FakeQuant nodes of quantization-aware training.
+
+    Raises:
+        UsageError: there is no such source.
+    """
+    if options.ranges is None and options.calibration is None and not scheme.weights_only:
+        if FAKE_QUANT_OPS & graph.op_counts.keys():
+            return
         raise UsageError(
             "no calibration dataset is given",
             hint="give calibration (--calibration DATA) or ranges (--ranges FILE); weights_only (--weights-only) "
@@ -166,7 +178,7 @@ def _check_data(options: Options, scheme: Scheme) -> None:
 
 def _check_fallback(options: Options, target: Target) -> None:
     """Check that the accuracy search has data, and that the target supports its precision."""
-    if options.max_drop is not None and options.ranges is not None and options.held_out is None:
+    if options.max_drop is not None and options.calibration is None and options.held_out is None:
         raise UsageError("--max-drop needs data to measure the drop on", hint="give held_out (--held-out DATA)")
     if options.fallback not in FALLBACK_PRECISIONS:
         raise UsageError(

@@ -1,13 +1,16 @@
 """The scheme and the plan of a quantization: given, or derived from the target and this processor."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from quantkit.arguments import expand_user
 from quantkit.errors import InputError, UsageError, one_line
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
 from quantkit.quantization.targets import find_target, targets
+from quantkit.quantization.trained_ranges import plan_trained
 from quantkit.quantization.workflow.host import saturates_in_int16
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 
@@ -43,13 +46,17 @@ def choose_scheme(options: Options) -> Scheme:
     return scheme.with_(weights=replace(scheme.weights, reduce_range=True))
 
 
-def choose_plan(options: Options, graph: Graph, scheme: Scheme) -> Plan:
+def choose_plan(
+    options: Options, graph: Graph, scheme: Scheme, trained: Mapping[Edge, Range] = MappingProxyType({})
+) -> Plan:
     """Return the given plan or annotate the graph, and write ``save_plan``.
 
     Args:
         options: options of the quantization.
         graph: prepared float graph.
         scheme: scheme of `choose_scheme`.
+        trained: ranges of quantization-aware training; empty without it. Without calibration data, layers without
+            such ranges stay float.
 
     Raises:
         InputError: the plan cannot be read, or references a node that is not in the graph.
@@ -58,7 +65,11 @@ def choose_plan(options: Options, graph: Graph, scheme: Scheme) -> Plan:
     if plan is None:
         target = find_target(scheme.target)
         float_ops = target.float_ops.get(options.runtime, ()) if graph.dialect == target.dialect else ()
-        plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(float_ops))))
+        scheme = scheme.with_(keep_float=(*scheme.keep_float, *sorted(float_ops)))
+        if trained:
+            scheme = scheme.with_(bias_correction=False)  # training has corrected the biases
+        only_trained = trained and options.calibration is None and not scheme.weights_only
+        plan = plan_trained(graph, scheme, trained) if only_trained else annotate(graph, scheme)
     else:
         plan.require_nodes(graph)
         _require_convertible(graph, plan)

@@ -20,7 +20,9 @@ from quantkit.model.endpoints import choose_endpoints
 from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
+from quantkit.quantization.ranges import Range
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.trained_ranges import extract_ranges
 from quantkit.quantization.workflow.options import Options
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
@@ -33,6 +35,8 @@ from quantkit.zoo.cards import list_cards
 
 # Dimensions of a batch of images.
 IMAGE_RANK = 4
+# Range of the images of a uint8 input.
+UINT8 = Range(0.0, 255.0)
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
@@ -60,8 +64,10 @@ def load_float_model(model: Any, options: Options) -> Model:
     return float_model
 
 
-def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Dataset | None) -> tuple[Model, Graph]:
-    """Return the model with its card, and its float graph after all rewrites that are exact in float.
+def prepare_float_graph(
+    model: Model, options: Options, scheme: Scheme, data: Dataset | None
+) -> tuple[Model, Graph, Mapping[Edge, Range]]:
+    """Return the model with its card, its float graph after all rewrites that are exact in float, and trained ranges.
 
     Args:
         model: float model.
@@ -75,11 +81,17 @@ def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Da
     if _is_quantized_natively(model, options, scheme):
         model = _find_card(model, model.graph)
         graph, _ = run_recipe(_choose_native_recipe(options), model.graph)
-        return model, prepare(graph, scheme)
+        return model, prepare(graph, scheme), {}
     model, graph = _recognize(model, as_tensorflow(model.graph), options)
     graph = _fix_sizes(model, graph, options, data)
     graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
-    return model, prepare(_fold_preprocessing(model, graph, options) if options.uint8_input else graph, scheme)
+    graph, trained = extract_ranges(graph)
+    if trained and scheme.equalize:
+        raise UsageError("equalize = true changes the trained ranges of this model", hint="leave equalize out")
+    if options.uint8_input:
+        trained = {**trained, **dict.fromkeys(graph.inputs, UINT8)} if trained else {}
+        graph = _fold_preprocessing(model, graph, options)
+    return model, prepare(graph, scheme), trained
 
 
 def _is_quantized_natively(model: Model, options: Options, scheme: Scheme) -> bool:

@@ -107,7 +107,8 @@ def quantize(
 
     Args:
         model: model, graph, path or card name.
-        calibration: calibration dataset; not needed with ``ranges`` or ``weights_only``.
+        calibration: calibration dataset; not needed with ``ranges``, ``weights_only``, or the trained ranges of
+            quantization-aware training (TF-MOT). With it, layers without trained ranges are quantized, too.
         target: target format and runtime (default: the scheme's, else ``onnx``).
         scheme: quantization scheme, its fields, or its TOML file (default: the target's).
         ranges: ranges of an earlier calibration of the same graph, or their file.

@@ -1,0 +1,42 @@
+"""Scales that keep the values of weights that already have few of them."""
+
+import numpy as np
+import pytest
+
+from quantkit.quantization.parameters import QuantizationParameters
+from quantkit.quantization.spec import Spec
+from quantkit.quantization.weight_levels import find_limits
+
+SPEC = Spec.parse("qint8 symmetric per_channel axes=3")
+
+
+def test_multiples_of_one_step_are_exact() -> None:
+    random = np.random.default_rng(0)
+    levels = random.integers(-100, 101, (3, 3, 8, 4))
+    weights = (levels * np.float32([0.5, 0.01, 3.0, 0.125])).astype(np.float32)
+    parameters = QuantizationParameters.of_weights(SPEC, weights)
+    np.testing.assert_allclose(parameters.fake_quantize(weights), weights, rtol=1e-5)
+
+
+def test_continuous_weights_have_the_largest_weight_as_limit() -> None:
+    weights = np.random.default_rng(0).normal(0, 1, (3, 3, 8, 4)).astype(np.float32)
+    assert find_limits(weights.reshape(-1, 4)) is None
+    parameters = QuantizationParameters.of_weights(SPEC, weights)
+    np.testing.assert_allclose(parameters.scale, np.abs(weights).max((0, 1, 2)) / 127, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0, 1.0, 1.0), (0.3, 1.7, 2.0, 0.01)], ids=["plain", "batch norm"])
+def test_clusters_of_all_channels_have_the_same_levels(factors: tuple[float, ...]) -> None:
+    random = np.random.default_rng(0)
+    weights = random.normal(0, 1, 16)[random.integers(0, 16, (3, 3, 32, 4))] * factors
+    quantized = QuantizationParameters.of_weights(SPEC, weights.astype(np.float32)).quantize(weights.astype(np.float32))
+    assert len(np.unique(quantized)) <= 16
+
+
+def test_zeros_and_empty_channels_stay_zero() -> None:
+    weights = np.random.default_rng(0).normal(0, 1, (3, 3, 8, 4)).astype(np.float32)
+    weights[np.abs(weights) < 1] = 0
+    weights[..., 2] = 0
+    parameters = QuantizationParameters.of_weights(SPEC, weights)
+    assert np.array_equal(parameters.quantize(weights) == 0, parameters.fake_quantize(weights) == 0)
+    assert not parameters.quantize(weights)[weights == 0].any()
