@@ -125,6 +125,7 @@ def pipelines(folder: Path) -> dict[str, tuple[Build, bool]]:
         dataset = tf.data.Dataset.range(20_000).map(lambda x: tf.cast(x, tf.float32) * 0.5, calls)
         return tail(keep(dataset.filter(lambda x: tf.math.floormod(x, 2.0) < 1.0), cache).batch(256), prefetch)
 
+    # Parallel calls of the map would change the elements, because its random op has a seed.
     def stateful(calls: int | None = None, prefetch: bool = False, cache: bool = False) -> Any:
         numbers = tf.data.Dataset.range(5_000).scan(np.int64(0), lambda total, x: (total + x, total))
         noisy = numbers.map(lambda x: tf.cast(x, tf.float32) + tf.random.uniform([64], seed=3))
