@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quantkit.summary import summarize
 
 # Packages whose functions are public under the name of the package: `quantkit.data.pack`.
-_PACKAGES = frozenset({"data"})
+_PACKAGES = frozenset({"data", "training"})
 # Module of each public name.
 _MODULES = {
     "CheckError": "quantkit.errors",

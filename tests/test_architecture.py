@@ -30,7 +30,7 @@ LAYERS = [
     {"quantkit.benchmark", "quantkit.evaluation"},
     {"quantkit.monitor"},
     {"quantkit.quantization"},
-    {"quantkit.batch_inference"},
+    {"quantkit.batch_inference", "quantkit.training"},
     {"quantkit.summary"},
     {"quantkit.compat"},
     {"quantkit.cli"},
@@ -177,7 +177,7 @@ def test_class_names_have_one_definition() -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import quantkit",
+        "import quantkit.training",
         "import quantkit as qk; qk.load; qk.transform; qk.save; qk.summarize",
         "from importlib import import_module; import_module('quantkit.cli').main(['--help'])",
         "from importlib import import_module; import_module('quantkit.cli').main(['transform', '--help'])",

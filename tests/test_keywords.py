@@ -15,14 +15,15 @@ from quantkit.model import Model
 from quantkit.quantization import Scheme
 from quantkit.recipes import rewrite
 from quantkit.runtimes import SessionOptions
+from quantkit.training import PruningSchedule
 
 PACKAGES = (
     *("quantkit", "quantkit.quantization", "quantkit.recipes", "quantkit.rewriting"),
     *("quantkit.evaluation", "quantkit.benchmark", "quantkit.model", "quantkit.data", "quantkit.summary"),
     "quantkit.runtimes",
-    "quantkit.batch_inference",
+    *("quantkit.batch_inference", "quantkit.training"),
 )
-CLASSES = (Scheme, SessionOptions, PreprocessingOptions)
+CLASSES = (Scheme, SessionOptions, PreprocessingOptions, PruningSchedule)
 METHODS = (Model.save, Model.with_endpoints, Evaluation.check, LayerComparison.check, SessionOptions.with_)
 
 

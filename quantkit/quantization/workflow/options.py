@@ -93,7 +93,7 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
     if options.runtime != AUTO:
         find_runtime(options.runtime)
     _check_data(options, scheme)
-    _check_fallback(options, target)
+    check_fallback(options, target)
     if options.finetune is not None:
         _check_finetuning(options, scheme)
 
@@ -176,7 +176,7 @@ def require_ranges(graph: Graph, options: Options, scheme: Scheme) -> None:
         )
 
 
-def _check_fallback(options: Options, target: Target) -> None:
+def check_fallback(options: Options, target: Target) -> None:
     """Check that the accuracy search has data, and that the target supports its precision."""
     if options.max_drop is not None and options.calibration is None and options.held_out is None:
         raise UsageError("--max-drop needs data to measure the drop on", hint="give held_out (--held-out DATA)")

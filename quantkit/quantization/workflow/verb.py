@@ -56,6 +56,7 @@ from quantkit.quantization.workflow.options import (
 )
 from quantkit.quantization.workflow.planning import choose_scheme, save_plan
 from quantkit.quantization.workflow.result import QuantizationResult
+from quantkit.quantization.workflow.trained_model import TrainedModel, convert_trained_model
 from quantkit.quantization.workflow.trials import Trials
 from quantkit.runtimes import AUTO, find_runtime
 
@@ -106,7 +107,8 @@ def quantize(
     """Quantize a model to int8 with calibration, and report accuracy and latency.
 
     Args:
-        model: model, graph, path or card name.
+        model: model, graph, path or card name; or a model of `quantkit.training.quantization_aware`, whose training has
+            fixed target, plan and ranges.
         calibration: calibration dataset; not needed with ``ranges``, ``weights_only``, or the trained ranges of
             quantization-aware training (TF-MOT). With it, layers without trained ranges are quantized, too.
         target: target format and runtime (default: the scheme's, else ``onnx``).
@@ -229,13 +231,20 @@ def _path(value: PathLike | None) -> Path | None:
 
 
 def _run(source: Any, options: Options) -> QuantizationResult:
-    scheme = choose_scheme(options)
-    check_options(source, options, scheme)
-    data, held_out = find_datasets(options)
-    model, conversion, trials = calibrate_model(source, scheme, data, held_out, options)
-    graph, ranges, reference = conversion.graph, conversion.ranges, trials.reference
+    if isinstance(source, TrainedModel):
+        model, conversion = convert_trained_model(source, options)
+        data, held_out = find_datasets(options)
+        trials = Trials(FloatReference(), options)
+    else:
+        scheme = choose_scheme(options)
+        check_options(source, options, scheme)
+        data, held_out = find_datasets(options)
+        model, conversion, trials = calibrate_model(source, scheme, data, held_out, options)
+    graph, reference = conversion.graph, trials.reference
     if held_out is not None:
-        held_out_reference = compute_reference(model, graph, held_out, options, ranges.provenance.preprocessing)
+        float_graph = graph if conversion.float_graph is None else conversion.float_graph
+        preprocessing = conversion.ranges.provenance.preprocessing
+        held_out_reference = compute_reference(model, float_graph, held_out, options, preprocessing)
         # A stream may have no samples after those of the calibration.
         is_needed = len(held_out_reference) > 0 or options.held_out is not None
         reference = held_out_reference if is_needed else reference

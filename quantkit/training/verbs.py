@@ -1,0 +1,210 @@
+"""Functions that prepare a Keras model for the user's own training, and that end it."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from quantkit.arguments import public, require_callable, require_flag, require_positive
+from quantkit.errors import UsageError
+from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.workflow.calibrated_model import calibrate_model
+from quantkit.quantization.workflow.calibration_run import find_datasets
+from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, Options, check_options
+from quantkit.quantization.workflow.planning import choose_scheme
+from quantkit.training.clusters import find_clusters
+from quantkit.training.constraints import ClusterConstraint, MagnitudeConstraint, is_constrained
+from quantkit.training.fake_quantization import TrainingProblem, aware_model, build_model
+from quantkit.training.keras_models import copy_model, find_kernels, is_legacy
+from quantkit.training.schedule import PruningSchedule
+from quantkit.training.tf_mot import cluster_legacy, legacy_callbacks, prune_legacy, quantize_legacy, strip_legacy
+
+# Op types without arithmetic, whose float fallback has no cost.
+_NO_OPS = ("Identity", "NoOp")
+
+
+@public
+def quantization_aware(
+    model: Any,
+    scheme: Scheme | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    calibration: Any = None,
+    *,
+    target: str | None = None,
+    reduce_range: bool = False,
+    limit: int = CALIBRATION_LIMIT,
+    on_progress: OnProgress = ignore_progress,
+    on_message: OnMessage = ignore_message,
+) -> Any:
+    """Return a Keras model that computes with the rounding of its quantized form, to be trained with ``fit``.
+
+    A model of Keras 3 is calibrated as in `quantkit.quantize`, and has the plan, the ranges and the
+    corrected biases of that call. All layers become one layer with FakeQuant operations: folded
+    batch norms keep their statistics, Dropout and augmentation layers do nothing. Train the float
+    model first. `quantkit.quantize` converts the trained model without a calibration dataset.
+
+    A model of tf-keras gets the wrappers of TensorFlow Model Optimization (TF-MOT), which observe
+    the ranges during the training.
+
+    Args:
+        model: trained float model of Keras 3 or tf-keras, built; it is not changed.
+        scheme: quantization scheme, its fields, or its TOML file (default: the target's). For
+            tf-keras, only ``keep_float`` has an effect.
+        calibration: calibration dataset, as for `quantkit.quantize`; only for Keras 3.
+        target: target format and runtime (default: the scheme's, else ``onnx``).
+        reduce_range: use 7-bit weights; implied on processors whose u8 x s8 products saturate in int16.
+        limit: maximum number of calibration samples.
+        on_progress, on_message: callbacks for progress and messages.
+
+    Returns:
+        Keras model with the names, shapes and types of the inputs and outputs of ``model``, not
+            compiled. For Keras 3, its variables are weights, biases and the logarithms of scales,
+            and it is saved with ``save_weights``.
+
+    Raises:
+        UsageError: the model is not a Keras model or is quantization-aware already, or scheme and
+            target contradict each other.
+        InputError: a file or the dataset is missing or broken.
+        UnavailableError: TensorFlow, TF-MOT or the target is not installed.
+    """
+    require_positive(limit=limit)
+    require_flag(reduce_range=reduce_range)
+    require_callable(on_progress=on_progress, on_message=on_message)
+    options = Options(
+        calibration=calibration,
+        target=target,
+        scheme=Scheme.from_json(scheme) if isinstance(scheme, Mapping) else scheme,
+        reduce_range=reduce_range,
+        limit=limit,
+        on_progress=on_progress,
+        on_message=on_message,
+    )
+    if is_legacy(model):
+        return quantize_legacy(model, choose_scheme(options), on_message)
+    if isinstance(model, aware_model()):
+        raise UsageError(f"the Keras model {model.name!r} is quantization-aware already", hint="call its fit method")
+    return _make_aware(model, choose_scheme(options), options)
+
+
+def _make_aware(model: Any, scheme: Scheme, options: Options) -> Any:
+    if scheme.weights_only:
+        raise UsageError("the scheme quantizes weights only, and computes in float", hint="omit weights_only")
+    check_options(model, options, scheme)
+    data, _ = find_datasets(options)
+    float_model, conversion, trials = calibrate_model(model, scheme, data, None, options)
+    for name, reason in conversion.plan.float_fallbacks.items():
+        if (op := conversion.graph[name].op) not in _NO_OPS:
+            options.on_message(f"{name} ({op}) stays float: {reason}")
+    problem = TrainingProblem.of(float_model, conversion, trials.reference.feeds[0])
+    for layer in problem.frozen_layers:
+        options.on_message(f"{layer} keeps its weights: no gradient reaches it")
+    return build_model(model, problem)
+
+
+@public
+def prune(model: Any, schedule: PruningSchedule | float, *, on_message: OnMessage = ignore_message) -> Any:
+    """Return a copy of a Keras model whose weights of smallest magnitude become zero during the training.
+
+    Each kernel has the sparsity of the schedule, and zeros stay zero. Depthwise kernels are
+    not pruned. Train the copy with ``fit(..., callbacks=callbacks(copy))``, then call `strip`.
+
+    Args:
+        model: trained model of Keras 3 or tf-keras, built; it is not changed.
+        schedule: sparsity at each step; a number is the constant fraction of zeros from the first
+            step on.
+        on_message: callback for layers that are not pruned.
+
+    Returns:
+        Keras model with the same layers, not compiled; with TF-MOT's wrappers for tf-keras.
+
+    Raises:
+        UsageError: the model is not a Keras model, cannot be copied, has no kernel, or is pruned or
+            clustered already; or a fraction or step of the schedule is out of bounds.
+        UnavailableError: TensorFlow or TF-MOT is not installed.
+    """
+    require_callable(on_message=on_message)
+    schedule = schedule if isinstance(schedule, PruningSchedule) else PruningSchedule(schedule)
+    if is_legacy(model):
+        return prune_legacy(model, schedule, on_message)
+    pruned = _copy_unconstrained(model)
+    for kernel in find_kernels(pruned, "pruned", on_message):
+        kernel.constraint = MagnitudeConstraint(kernel, schedule)
+    return pruned
+
+
+@public
+def cluster(model: Any, n: int, *, on_message: OnMessage = ignore_message) -> Any:
+    """Return a copy of a Keras model with at most ``n`` distinct values in each kernel.
+
+    K-means with linear initialization selects the weights of each cluster. A cluster has one trained
+    value (Han et al., "Deep Compression", 2016). Depthwise kernels are not clustered. Train the copy
+    with ``fit``, then call `strip`.
+
+    Args:
+        model: trained model of Keras 3 or tf-keras, built; it is not changed.
+        n: number of clusters of each kernel, at least 2.
+        on_message: callback for layers that are not clustered.
+
+    Returns:
+        Keras model with the same layers, not compiled; with TF-MOT's wrappers for tf-keras.
+
+    Raises:
+        UsageError: the model is not a Keras model, cannot be copied, has no kernel, or is pruned or
+            clustered already; or ``n`` is less than 2.
+        UnavailableError: TensorFlow or TF-MOT is not installed.
+    """
+    require_positive(n=n)
+    require_callable(on_message=on_message)
+    if n < 2:
+        raise UsageError("n is 1, and a layer needs at least 2 clusters", hint="for example n=16")
+    if is_legacy(model):
+        return cluster_legacy(model, n, on_message)
+    clustered = _copy_unconstrained(model)
+    for kernel in find_kernels(clustered, "clustered", on_message):
+        constraint = ClusterConstraint(kernel, find_clusters(kernel.numpy(), n))
+        kernel.assign(constraint.merge(kernel))
+        kernel.constraint = constraint
+    return clustered
+
+
+@public
+def strip(model: Any) -> Any:
+    """Return a pruned or clustered Keras model in its original form, with its zeros and clusters.
+
+    Args:
+        model: model of `prune` or `cluster`, or of TF-MOT.
+
+    Returns:
+        Keras model with the original layers, not compiled, for ``save`` and `quantkit.quantize`.
+
+    Raises:
+        UsageError: the model is neither pruned nor clustered.
+    """
+    if is_legacy(model):
+        return strip_legacy(model)
+    if not is_constrained(model):
+        is_aware = isinstance(model, aware_model())
+        raise UsageError(
+            f"the Keras model {model.name!r} is neither pruned nor clustered",
+            hint="quantkit.quantize exports a quantization-aware model" if is_aware else "call prune or cluster",
+        )
+    return copy_model(model)
+
+
+@public
+def callbacks(model: Any) -> list[Any]:
+    """Return the callbacks that ``fit`` needs for a model of this package.
+
+    Args:
+        model: model of `prune`, `cluster` or `quantization_aware`.
+
+    Returns:
+        List for ``fit(callbacks=...)``: the step counter of TF-MOT for a pruned model of tf-keras,
+            else empty.
+    """
+    return legacy_callbacks(model) if is_legacy(model) else []
+
+
+def _copy_unconstrained(model: Any) -> Any:
+    if is_constrained(model):
+        raise UsageError(f"the Keras model {model.name!r} is pruned or clustered already", hint="call strip first")
+    return copy_model(model)
