@@ -88,6 +88,8 @@ def quantization_aware(
 def _make_aware(model: Any, scheme: Scheme, options: Options) -> Any:
     if scheme.weights_only:
         raise UsageError("the scheme quantizes weights only, and computes in float", hint="omit weights_only")
+    if options.calibration is None:
+        raise UsageError("no calibration dataset is given", hint="give calibration: samples for the first ranges")
     check_options(model, options, scheme)
     data, _ = find_datasets(options)
     float_model, conversion, trials = calibrate_model(model, scheme, data, None, options)
