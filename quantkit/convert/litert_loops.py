@@ -4,6 +4,8 @@ LiteRT copies the results of an iteration to the variables one after the other. 
 itself is therefore overwritten before it is copied:
 
     a, b = f(a), a    ->    a, b = f(a), max(a, lowest value)
+
+A boolean is copied as an integer.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ import numpy as np
 
 from quantkit.errors import QuantkitError
 from quantkit.ir.functions import Function, FunctionName
-from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Edge, Graph, Node, constant
+from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType
 from quantkit.ops.semantics import LOOP_OPS
@@ -93,9 +95,26 @@ def _source_of(nodes: Mapping[str, Node], edge: Edge) -> Edge:
 
 def _copy(graph: Graph, edge: Edge, dtype: object, name: str, controls: tuple[str, ...]) -> list[Node]:
     """Return the nodes of a copy that the converter keeps; empty for types that are not numbers."""
+    if dtype is DType.BOOL:
+        return _copy_bool(graph, edge, name, controls)
     if not isinstance(dtype, DType) or dtype.numpy.kind not in "fiu":
         return []
     lowest = -np.inf if dtype.is_float else np.iinfo(dtype.numpy).min
     limit = constant(free_name(graph, f"{name}/limit"), np.array(lowest, dtype.numpy), dtype)
     copy = Node(free_name(graph, name), "Maximum", (edge, Edge(limit.name)), attrs={"T": dtype})
     return [limit.with_(controls=controls), copy]
+
+
+def _copy_bool(graph: Graph, edge: Edge, name: str, controls: tuple[str, ...]) -> list[Node]:
+    """Return a copy as an integer: the converter removes logical ops that do not change the value.
+
+    The attributes with default values are there because the converter compares functions with and without them.
+    """
+    casts: list[dict[str, Attr]] = [
+        {"SrcT": source, "DstT": result, "Truncate": False}
+        for source, result in ((DType.BOOL, DType.INT32), (DType.INT32, DType.BOOL))
+    ]
+    number = Node(free_name(graph, f"{name}/number"), "Cast", (edge,), attrs=casts[0])
+    copies = _copy(graph, Edge(number.name), DType.INT32, name, controls)
+    flag = Node(free_name(graph, f"{name}/flag"), "Cast", (Edge(copies[-1].name),), attrs=casts[1])
+    return [number, *copies, flag]

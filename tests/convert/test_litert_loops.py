@@ -43,6 +43,34 @@ end
 """
 
 
+# Two flags exchange their values in each of three iterations.
+FLAGS = """inputs: x
+outputs: first, second
+x = Placeholder[2]()
+limit = Const[float]([0, 0])
+zero = Const[int32](0)
+positive = Greater(x, limit, T=float)
+negative = Less(x, limit, T=float)
+loop = StatelessWhile(zero, positive, negative, T=[int32, bool, bool], cond=&small, body=&step)
+first = Cast(loop:1, SrcT=bool, DstT=float)
+second = Cast(loop:2, SrcT=bool, DstT=float)
+function small(out[bool] = s)
+i = _Arg(T=int32, index=0)
+a = _Arg(T=bool, index=1)
+b = _Arg(T=bool, index=2)
+three = Const[int32](3)
+s = Less(i, three, T=int32)
+end
+function step(next[int32] = next, first[bool] = b, second[bool] = a)
+i = _Arg(T=int32, index=0)
+a = _Arg(T=bool, index=1)
+b = _Arg(T=bool, index=2)
+one = Const[int32](1)
+next = AddV2(i, one, T=int32)
+end
+"""
+
+
 def test_variables_that_exchange_their_values_are_copied() -> None:
     graph = from_text(FUNCTIONS)
     copied = copy_exchanged_variables(graph)
@@ -62,3 +90,7 @@ def test_litert_computes_exchanged_variables(tmp_path: Path, monkeypatch: pytest
     x = np.float32([1, -2])
     with open_session(from_text(FUNCTIONS), "litert") as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], 2 * x - x + 2)
+    with open_session(from_text(FLAGS), "litert") as session:
+        outputs = session.run({"x": x})
+    np.testing.assert_array_equal(outputs["first"], [0, 1])
+    np.testing.assert_array_equal(outputs["second"], [1, 0])

@@ -97,7 +97,7 @@ class OnnxTranslator:
         except OnnxConversionError as error:
             self.failures |= error.failures
             self._failed.add(node.name)
-        except (KeyError, IndexError, ValueError, TypeError) as error:
+        except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
             self.failures[node.name] = (node.op, f"the node is invalid ({error})")
             self._failed.add(node.name)
 
@@ -179,7 +179,7 @@ class OnnxTranslator:
             return None
         try:
             return evaluate(node, inputs)[edge.port]
-        except (QuantkitError, KeyError, IndexError, ValueError, TypeError):
+        except (QuantkitError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError):
             return None
 
     def constant_of(self, edge: Edge) -> Tensor | None:

@@ -73,7 +73,8 @@ def constant_weights(translator: Translator, node: Node) -> Tensor:
         UnavailableError: the weights are not constant.
     """
     edge = node.inputs[1]
-    source = translator.graph[edge.node]
+    while (source := translator.graph[edge.node]).op == "Identity" and source.name not in translator.graph.input_names:
+        edge = source.inputs[0]
     is_cast = source.op == "Cast" and source.name not in translator.graph.input_names
     tensor = translator.graph.constant_of(source.inputs[0] if is_cast else edge)
     if tensor is None:

@@ -127,7 +127,7 @@ class Translator:
         except ConversionError as error:
             self.failures |= error.failures
             self.failed.add(node.name)
-        except (KeyError, IndexError, ValueError, TypeError) as error:
+        except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
             self.failures[node.name] = (node.op, f"the node is invalid ({error})")
             self.failed.add(node.name)
 
