@@ -291,25 +291,42 @@ def test_profile_of_the_worker_times_both_sessions(tiny_model: Path) -> None:
     assert response["ops"] == []
 
 
+@pytest.mark.parametrize(
+    ("intra_op", "limit", "kinds"),
+    [
+        (2, {"affinity": (0,)}, ["oversubscription"]),
+        # By default, runtimes ignore the quota of a container, and regard the affinity.
+        (None, {"cpu_quota": 1.5}, ["oversubscription", "cpu quota"]),
+        (None, {"affinity": (0,)}, []),
+        (1, {"cpu_quota": 1.5}, ["cpu quota"]),
+    ],
+)
 def test_too_many_threads_are_measured_against_the_usable_ones(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    intra_op: int | None,
+    limit: dict[str, Any],
+    kinds: list[str],
 ) -> None:
     threads: list[int | None] = []
 
     def trace(candidate: Candidate) -> TracedCalls:
         options = candidate.settings.options
         threads.append(options.intra_op)
-        return make_calls(OPS[3:], untraced=10.0 * (options.intra_op or 1))
+        return make_calls(OPS[3:], untraced=10.0 * (options.intra_op or 2))
 
     module = import_module("quantkit.benchmark.profiling.candidates")
     monkeypatch.setattr(module, "trace_calls", trace)
-    monkeypatch.setattr(module, "this_machine", lambda: replace(MACHINE, isa=("avx512_vnni",), affinity=(0,)))
-    candidate = Candidate("tiny.pb", tiny_model, Settings("reference", SessionOptions(intra_op=2)))
+    monkeypatch.setattr(module, "this_machine", lambda: replace(MACHINE, isa=("avx512_vnni",), **limit))
+    candidate = Candidate("tiny.pb", tiny_model, Settings("reference", SessionOptions(intra_op=intra_op)))
     profile = profile_candidates([candidate])
-    assert threads == [2, 1]
-    assert [(reason.kind, reason.seconds) for reason in profile.reasons] == [("oversubscription", 10.0)]
-    assert f"quantkit benchmark {tiny_model}@onnxruntime" in profile.reasons[0].command
-    assert "time that limits tiny.pb, the largest first:\n  oversubscription: 2 threads on 1 CPU" in str(profile)
+    assert [reason.kind for reason in profile.reasons] == kinds
+    is_oversubscribed = "oversubscription" in kinds
+    assert threads == ([intra_op, 1] if is_oversubscribed else [intra_op])
+    assert profile.models[0].oversubscription_seconds == (10.0 if is_oversubscribed else 0.0)
+    if is_oversubscribed:
+        assert f"quantkit benchmark {tiny_model}@onnxruntime" in profile.reasons[0].command
+        assert "time that limits tiny.pb, the largest first:\n  oversubscription: 2 threads on 1 CPU" in str(profile)
 
 
 def test_benchmark_explains_an_int8_model_that_is_not_faster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

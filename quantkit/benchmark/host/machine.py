@@ -4,7 +4,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -137,6 +137,19 @@ def usable_cores(machine: Machine) -> int:
     if machine.cpu_quota is not None:
         limits.append(max(int(machine.cpu_quota), 1))
     return min(limits)
+
+
+def default_threads(machine: Machine, cpus: tuple[int, ...] = ()) -> int:
+    """Return the number of threads that runtimes create by default.
+
+    TensorFlow, ONNX Runtime and OpenVINO create one per physical core that the affinity allows, and ignore the quota of
+    a container.
+
+    Args:
+        machine: the host.
+        cpus: hardware threads that the process is limited to; empty for no limit.
+    """
+    return usable_cores(replace(machine, affinity=cpus or machine.affinity, cpu_quota=None))
 
 
 def this_machine(root: Path = Path("/")) -> Machine:

@@ -6,7 +6,7 @@ from statistics import median
 from time import perf_counter
 
 from quantkit.benchmark.host.cgroup import throttled_seconds
-from quantkit.benchmark.host.machine import Machine, this_machine, usable_threads
+from quantkit.benchmark.host.machine import Machine, default_threads, this_machine, usable_threads
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import Peaks
 from quantkit.benchmark.profiling.peaks import measure_peaks
@@ -17,6 +17,7 @@ from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.worker import read_model
 from quantkit.ir.graph import Graph
 from quantkit.progress import OnProgress, Progress, ignore_progress
+from quantkit.runtimes import find_runtime
 
 # Coverage below which a model has its own layers: it is another network than the first model.
 SAME_NETWORK = 0.5
@@ -68,11 +69,16 @@ def _with_process_facts(
     profile: ModelProfile, candidate: Candidate, machine: Machine, throttled_fraction: float
 ) -> ModelProfile:
     """Return the profile with the threads of its process; too many are compared with as many as the process may use."""
-    options, usable = candidate.settings.options, usable_threads(machine, candidate.settings.cpus)
-    threads = (options.intra_op or 1) * (options.inter_op or 1) if options.intra_op or options.inter_op else 0
+    settings = candidate.settings
+    options, usable = settings.options, usable_threads(machine, settings.cpus)
+    if options.intra_op or options.inter_op:
+        threads = (options.intra_op or 1) * (options.inter_op or 1)
+    else:
+        has_threads = find_runtime(profile.runtime.name).has_threads
+        threads = default_threads(machine, settings.cpus) if has_threads else 0
     seconds = 0.0
     if threads > usable:
-        fewer = replace(candidate.settings, options=replace(options, intra_op=usable, inter_op=1))
+        fewer = replace(settings, options=replace(options, intra_op=usable, inter_op=1))
         calls = trace_calls(replace(candidate, settings=fewer))
         seconds = profile.untraced_seconds - median(calls.untraced_seconds)
     return replace(

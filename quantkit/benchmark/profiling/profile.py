@@ -60,7 +60,8 @@ class ModelProfile:
         traced_seconds: median latency with a trace.
         overhead_seconds: part of the untraced latency in which no op ran.
         calls: number of traced calls.
-        threads: threads that the options request, the product of both; 0 for the default of the runtime.
+        threads: threads that the options request, the product of both, or that the runtime creates by default; 0 for a
+            runtime without thread options.
         usable_threads: hardware threads that the process may use.
         oversubscription_seconds: latency minus the one with `usable_threads`; 0 if `threads` is not larger.
         throttled_fraction: fraction of the time for which a CPU quota stopped the process.
