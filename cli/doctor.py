@@ -1,4 +1,4 @@
-"""``quantkit doctor``: which runtimes work on this machine, and the effect of thread settings."""
+"""``quantkit doctor``: which runtimes work on this machine, and the fastest settings."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
@@ -19,7 +19,7 @@ EXAMPLES = ("quantkit doctor", "quantkit doctor --measure", "quantkit doctor --j
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", nargs="?", default="digits", help="model to run in each runtime (default: digits)")
-    parser.add_argument("--measure", action="store_true", help="also measure the latency at several thread settings")
+    parser.add_argument("--measure", action="store_true", help="also search for the fastest settings, for two minutes")
     parser.add_argument("--runtime", default="auto", help="runtime for --measure (default: the fastest installed one)")
     add_offline(parser)
 
@@ -29,7 +29,7 @@ def run(args: Namespace) -> int:
     with show_progress(args) as on_progress:
         diagnosis = diagnose(
             args.model,
-            measure_threads=args.measure,
+            measure_settings=args.measure,
             runtime=args.runtime,
             offline=args.offline,
             on_progress=on_progress,

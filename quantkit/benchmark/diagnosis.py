@@ -10,30 +10,28 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from quantkit import formats
 from quantkit.benchmark.host.machine import Machine, this_machine, usable_cores
-from quantkit.benchmark.results.report import Benchmark, align_columns, openmp_text
-from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.results.report import align_columns, openmp_text
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
-from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.benchmark.sampling.selection import find_candidate
+from quantkit.benchmark.sweep import Sweep, sweep
 from quantkit.errors import UnavailableError
 from quantkit.formats.temporary import temporary_folder
-from quantkit.model import load
+from quantkit.model import Model, load
 from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.recipes import parse, run
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes import AUTO, REGISTRY, find_runtime, runtimes
 from quantkit.runtimes.session import SessionOptions
 
-SCHEMA = "quantkit.doctor/1"
+SCHEMA = "quantkit.doctor/2"
 # oneDNN logs its version, instructions and threads. The value "1" would also log each execution, with which OpenVINO's
 # build of oneDNN fails.
 LOG_ONEDNN = {"ONEDNN_VERBOSE": "dispatch", "TF_CPP_MIN_LOG_LEVEL": "0"}
 TIMEOUT = 120.0
-# A sweep has many settings: fewer processes than a benchmark, enough for an interval.
-SWEEP_SAMPLING = SamplingOptions(runs=60, processes=3, time_budget=300.0)
+# Time limit of the search for the fastest settings.
+SWEEP_BUDGET = 120.0
 
 
 @dataclass(frozen=True)
@@ -84,14 +82,14 @@ class Diagnosis:
         machine: this host.
         runtimes: state of each runtime.
         plugin_problems: a sentence for each plugin that cannot be loaded.
-        sweep: latency at several thread settings; None if it was not measured.
+        sweep: search for the fastest settings; None without it.
         targets: state of each quantization target.
     """
 
     machine: Machine
     runtimes: tuple[RuntimeDiagnosis, ...]
     plugin_problems: tuple[str, ...] = ()
-    sweep: Benchmark | None = None
+    sweep: Sweep | None = None
     targets: tuple[TargetDiagnosis, ...] = ()
 
     def check_runtimes(self) -> None:
@@ -114,7 +112,7 @@ class Diagnosis:
             "plugin_problems": list(self.plugin_problems),
         }
         if self.sweep is not None:
-            document["measured"] = self.sweep.to_json() | {"verdict": sweep_verdict(self.sweep)}
+            document["measured"] = self.sweep.to_json()
         return document
 
     def __str__(self) -> str:
@@ -137,7 +135,7 @@ class Diagnosis:
 def diagnose(
     model: str = "digits",
     *,
-    measure_threads: bool = False,
+    measure_settings: bool = False,
     runtime: str = AUTO,
     offline: bool = False,
     on_progress: OnProgress = ignore_progress,
@@ -146,8 +144,8 @@ def diagnose(
 
     Args:
         model: path, or name of a model card.
-        measure_threads: also measure the latency at several thread settings.
-        runtime: runtime of that measurement; ``auto``: the one of the highest priority that works here.
+        measure_settings: also search for the fastest settings.
+        runtime: runtime of that search; ``auto``: the one of the highest priority that works here.
         offline: never download.
         on_progress: receives the progress.
 
@@ -158,54 +156,34 @@ def diagnose(
         find_runtime(runtime)
     machine = this_machine()
     with temporary_folder() as folder:
-        candidate = _inference_candidate(model, folder / "model", offline)
+        prepared = _inference_model(model, offline)
+        candidate = find_candidate(prepared, Settings(), folder / "model")
         states = []
         for index, name in enumerate(runtimes()):
             on_progress(Progress(f"running {model} in the runtimes", index, len(runtimes())))
             states.append(_diagnose_runtime(candidate, name, machine))
-        sweep = _sweep(candidate, runtime, machine, on_progress) if measure_threads else None
-    return Diagnosis(machine, tuple(states), REGISTRY.problems(), sweep)
+    result = None
+    if measure_settings:
+        result = sweep([prepared], runtime=runtime, time_budget=SWEEP_BUDGET, on_progress=on_progress)
+    return Diagnosis(machine, tuple(states), REGISTRY.problems(), result)
 
 
-def _inference_candidate(model: str, file: Path, offline: bool) -> Candidate:
-    """Return the candidate of a model without its training ops, for which only TensorFlow has kernels."""
+def _inference_model(model: str, offline: bool) -> Model:
+    """Return a model without its training ops, for which only TensorFlow has kernels."""
     loaded = load(model, offline=offline)
     if isinstance(loaded.runnable, Path):
-        return find_candidate(loaded, Settings(), file)
+        return loaded
     recipe = parse(loaded.card.recipe) if loaded.card is not None else find_recipe("inference")
-    graph, _ = run(recipe, loaded.graph)
-    path = file.with_suffix(".pb")
-    formats.save(graph, path)
-    settings = Settings(inputs=tuple(map(str, graph.inputs)), outputs=tuple(map(str, graph.outputs)))
-    return Candidate(Path(loaded.name).name, path, settings)
+    return loaded.with_graph(run(recipe, loaded.graph)[0])
 
 
-def _sweep(candidate: Candidate, runtime: str, machine: Machine, on_progress: OnProgress) -> Benchmark:
-    """Measure a model at several thread settings, the default of the runtime first."""
-    options = [SessionOptions(intra_op=intra, inter_op=inter) for intra, inter in thread_settings(machine)]
-    settings = [replace(candidate.settings, runtime=runtime, options=threads) for threads in options]
-    return measure([replace(candidate, settings=value) for value in settings], SWEEP_SAMPLING, on_progress)
-
-
-def thread_settings(machine: Machine) -> tuple[tuple[int | None, int | None], ...]:
-    """Return pairs (intra, inter) to measure: the default, then 1, half and all cores, with 1 and 2 parallel ops.
-
-    >>> thread_settings(Machine("a cpu", physical_cores=2, logical_cores=4))
-    ((None, None), (1, 1), (1, 2), (2, 1), (2, 2))
-    """
-    cores = usable_cores(machine)
-    return ((None, None), *((intra, inter) for intra in sorted({1, max(cores // 2, 1), cores}) for inter in (1, 2)))
-
-
-def thread_advice(
-    machine: Machine, states: Sequence[RuntimeDiagnosis], sweep: Benchmark | None = None
-) -> tuple[str, ...]:
+def thread_advice(machine: Machine, states: Sequence[RuntimeDiagnosis], sweep: Sweep | None = None) -> tuple[str, ...]:
     """Return sentences on thread settings for this machine.
 
     Args:
         machine: this host.
         states: state of each runtime.
-        sweep: latency at several thread settings; None if it was not measured.
+        sweep: search for the fastest settings; None without it.
     """
     cores = usable_cores(machine)
     advice = (
@@ -213,7 +191,7 @@ def thread_advice(
         "small int8 models are often fastest with --intra-op 1 --inter-op 2 (quantkit doctor --measure)"
     )
     lines = [
-        f"threads: {advice if sweep is None else sweep_verdict(sweep)}",
+        f"threads: {advice if sweep is None else sweep.models[0].verdict}",
         "a process creates its thread pools once, and reads the variables when the runtime is loaded: "
         "quantkit benchmark starts a process for each setting",
     ]
@@ -237,26 +215,6 @@ def thread_advice(
 def _has_threads(name: str) -> bool:
     runtime = runtimes().get(name)
     return runtime is not None and runtime.has_threads
-
-
-def sweep_verdict(sweep: Benchmark) -> str:
-    """Return a clause on the fastest setting and its speed-up over the default."""
-    rows = [
-        (measurement.summary.median, measurement, speedup)
-        for row, speedup in zip(sweep.rows, sweep.speedups, strict=True)
-        if (measurement := row.measurement) is not None
-    ]
-    if not rows:
-        return "no setting could be measured"
-    _, fastest, speedup = min(rows, key=lambda row: row[0])
-    context = fastest.context
-    if speedup is None:
-        return f"keep the default of {context.runtime}: it is the fastest setting"
-    threads = f"--intra-op {context.intra_op} --inter-op {context.inter_op}"
-    if isinstance(speedup, Speedup) and speedup.outcome == "faster":
-        return f"{threads} is the fastest setting of {context.runtime}: {speedup.verdict} over the default"
-    reason = speedup.verdict if isinstance(speedup, Speedup) else speedup.message
-    return f"keep the default of {context.runtime}: no setting is shown to be faster; {threads}: {reason}"
 
 
 def _diagnose_runtime(candidate: Candidate, name: str, machine: Machine) -> RuntimeDiagnosis:

@@ -25,10 +25,11 @@ import numpy as np
 
 import quantkit as qk
 from quantkit import formats
-from quantkit.benchmark import benchmark
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.feeds import seeded_feeds
+from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Edge, Graph
@@ -91,8 +92,9 @@ def busy_cpu() -> Iterator[None]:
 
 
 def compare(files: list[Path], seed: int, budget: float) -> dict[str, object]:
-    """Return the speed-up of the second file over the first, with its outcome."""
-    first, other = benchmark(files, RUNTIME, seed=seed, time_budget=budget).measurements
+    """Return the speed-up of the second file over the first, in three processes or more, with its outcome."""
+    candidates = [Candidate(file.name, file, Settings(RUNTIME)) for file in files]
+    first, other = measure(candidates, SamplingOptions(seed=seed, further_budget=budget)).measurements
     return Speedup.of(first, other).to_json() | {"load": first.context.machine.load}
 
 
@@ -108,7 +110,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--comparisons", type=int, default=50, help="comparisons of equal models (default: 50)")
     parser.add_argument("--slower", type=int, default=10, help="comparisons with the slower model (default: 10)")
-    parser.add_argument("--time-budget", type=float, default=7.0, help="seconds for each comparison (default: 7)")
+    parser.add_argument(
+        "--time-budget",
+        type=float,
+        default=7.0,
+        help="limit of more than three processes in seconds (default: 7)",
+    )
     parser.add_argument("--load", action="store_true", help="keep the last CPU busy")
     parser.add_argument("--out", type=Path, default=HERE / "equal_models.json")
     options = parser.parse_args()

@@ -26,13 +26,13 @@ HERE = Path(__file__).parent
 
 def write_island(float_model: str, ranges: Path, layer: str, folder: Path) -> tuple[str, Path]:
     """Write the int8 ONNX model with one layer in float; return the name of the layer, and the file."""
-    kept = layer or middle_layer(float_model)
+    island_layer = layer or middle_layer(float_model)
     path = folder / "island.onnx"
     result = qk.quantize(
-        float_model, ranges=ranges, target="onnx", scheme={"target": "onnx", "keep_float": [kept]}, runs=0
+        float_model, ranges=ranges, target="onnx", scheme={"target": "onnx", "keep_float": [island_layer]}, runs=0
     )
     result.save(path)
-    return kept, path
+    return island_layer, path
 
 
 def middle_layer(float_model: str) -> str:

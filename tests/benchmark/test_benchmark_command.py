@@ -23,6 +23,7 @@ QUICK = ("--runs", "6", "--warmup", "1", "-q")
 # Keys of the JSON document whose values differ from call to call.
 MEASURED = ("seconds", "warmup_seconds", "summary", "comparison", "started", "load", "calls_per_sample")
 MEASURED += ("fastest", "rivals", "call_seconds", "load_seconds", "first_call_seconds", "peak_bytes")
+MEASURED += ("width",)
 
 
 def quantkit(*arguments: str) -> int:

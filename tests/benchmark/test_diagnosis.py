@@ -2,37 +2,31 @@ import json
 import sys
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
-from measurements import MACHINE, make_measurement
+from measurements import MACHINE
 
 from quantkit.benchmark import diagnosis
 from quantkit.benchmark.diagnosis import (
     Diagnosis,
     RuntimeDiagnosis,
     TargetDiagnosis,
-    sweep_verdict,
     thread_advice,
-    thread_settings,
 )
 from quantkit.benchmark.profiling.peak_models import float_product
-from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
-from quantkit.benchmark.sampling.rounds import SamplingOptions
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sweep import BestSettings, ModelSweep, Sweep
 from quantkit.quantization.target_diagnosis import diagnose_targets
 from quantkit.runtimes import find_runtime, open_session
+from quantkit.runtimes.session import SessionOptions
 
 TENSORFLOW = RuntimeDiagnosis(
     "tensorflow", "2.21", gpu="this machine has no GPU", onednn=("oneDNN v3.7.3", "isa:Intel AVX2")
 )
 MKL_BUILD = RuntimeDiagnosis("tensorflow", "1.15", gpu="yes", openmp=("libiomp5",))
 MISSING = RuntimeDiagnosis("openvino", problem="OpenVINO is not installed: pip install 'quantkit[openvino]'")
-
-
-def test_settings_begin_with_the_default_and_are_distinct() -> None:
-    settings = thread_settings(replace(MACHINE, physical_cores=8))
-    assert settings[0] == (None, None)
-    assert set(settings) == {(None, None), (1, 1), (1, 2), (4, 1), (4, 2), (8, 1), (8, 2)}
-    assert len(thread_settings(replace(MACHINE, physical_cores=1))) == 3
 
 
 def test_advice_without_openmp_names_no_affinity() -> None:
@@ -91,31 +85,22 @@ def test_telemetry_is_disabled_in_processes_of_quantkit(name: str, monkeypatch: 
     assert runtime.describe_telemetry().startswith("enabled: ")
 
 
-def test_verdict_names_the_fastest_setting_and_its_speed_up() -> None:
-    slow, fast = [0.02] * 20, [0.01] * 20
-    rows = (
-        BenchmarkRow("m", "x", make_measurement(slow, 5, 5)),
-        BenchmarkRow("m", "x", make_measurement(fast, 5, 5, intra_op=1, inter_op=2)),
-    )
-    expected = "--intra-op 1 --inter-op 2 is the fastest setting of reference: 2.00x as fast"
-    assert sweep_verdict(Benchmark(rows)).startswith(expected)
-    assert sweep_verdict(Benchmark(rows[:1])) == "keep the default of reference: it is the fastest setting"
-    assert sweep_verdict(Benchmark(())) == "no setting could be measured"
+def make_sweep(speedup: Speedup | None) -> Sweep:
+    candidate = Candidate("digits", Path("digits.pb"), Settings("onnxruntime", SessionOptions(1, 2)))
+    best = BestSettings("digits", "digits", candidate, speedup=speedup)
+    return Sweep((ModelSweep(best, 0.02, 0.01),), MACHINE)
 
 
 def test_a_measurement_replaces_the_fixed_thread_advice() -> None:
-    seconds = [0.0101] * 4 + [0.0099] * 4 + [0.0102] * 4 + [0.0098] * 4 + [0.01] * 4
-    rows = (
-        BenchmarkRow("m", "x", make_measurement([0.01] * 20, 5, 5)),
-        BenchmarkRow("m", "x", make_measurement(seconds[::-1], 5, 5, intra_op=1, inter_op=1)),
-        BenchmarkRow("m", "x", make_measurement([0.009999] * 20, 5, 5, intra_op=2, inter_op=2)),
-    )
-    state = Diagnosis(MACHINE, (TENSORFLOW,), sweep=Benchmark(rows))
+    state = Diagnosis(MACHINE, (TENSORFLOW,), sweep=make_sweep(None))
     assert "start with --intra-op" in str(replace(state, sweep=None))
     for text in (str(state), "\n".join(state.to_json()["advice"])):
         assert "start with" not in text
         assert "often fastest" not in text
-        assert "threads: keep the default of reference: no setting is shown to be faster; --intra-op 2" in text
+        assert "threads: digits in ONNX Runtime: keep the default: no setting is faster" in text
+    faster = replace(state, sweep=make_sweep(Speedup(2.0, 1.9, 2.1, True, 5)))
+    assert "digits: 2.00x as fast (95 % CI 1.90-2.10) over the default" in str(faster)
+    assert "quantkit benchmark digits@onnxruntime --intra-op 1 --inter-op 2" in str(faster)
 
 
 def doctor(*arguments: str) -> int:
@@ -130,7 +115,7 @@ def test_command_runs_the_model_in_each_runtime(
     monkeypatch.setattr(diagnosis, "runtimes", lambda: only_numpy)
     assert doctor("--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "quantkit.doctor/1"
+    assert document["schema"] == "quantkit.doctor/2"
     (state,) = document["engines"]
     assert (state["name"], state["problem"]) == ("reference", "")
     assert document["machine"]["logical_cores"] >= 1
@@ -157,16 +142,16 @@ def test_log_of_onednn_is_read(monkeypatch: pytest.MonkeyPatch, name: str) -> No
     assert state.version
 
 
-def test_measurement_has_a_row_per_thread_setting(
+def test_measurement_is_a_sweep_of_the_prepared_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only_numpy = {"reference": diagnosis.find_runtime("reference")}
     monkeypatch.setattr(diagnosis, "runtimes", lambda: only_numpy)
-    monkeypatch.setattr(diagnosis, "SWEEP_SAMPLING", SamplingOptions(runs=1, warmup=1, rounds=1))
+    monkeypatch.setattr(diagnosis, "SWEEP_BUDGET", 2.0)
     assert doctor("--json", "--measure", "--runtime", "reference") == 0
-    sweep = json.loads(capsys.readouterr().out)["measured"]
-    assert len(sweep["rows"]) == len(thread_settings(diagnosis.this_machine()))
-    assert "of reference: " in sweep["verdict"]
+    document = json.loads(capsys.readouterr().out)["measured"]
+    assert document["schema"] == "quantkit.sweep/1"
+    assert document["best"]["command"].startswith("quantkit benchmark digits@reference")
 
 
 def test_library_and_command_give_the_same_document(
