@@ -12,7 +12,7 @@ from generated_pipelines import make_pipeline
 import quantkit as qk
 from quantkit.errors import InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
-from quantkit.pipelines import bridge, caching
+from quantkit.pipelines import bridge, caching, optimization
 from quantkit.pipelines.execution import Execution
 from quantkit.pipelines.gain import Gain
 from quantkit.pipelines.loading import run_function
@@ -298,6 +298,20 @@ def test_gain_needs_most_rounds() -> None:
     assert not Gain((1.0, 1.0, 1.0), (1.2, 0.9, 1.3)).is_gain
     assert not Gain((1.0, 1.0, 1.0), (1.01, 1.02, 1.01)).is_gain
     assert Gain((1.0,) * 5, (1.2, 0.9, 1.3, 1.1, 1.1)).is_gain
+
+
+def test_gain_must_be_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefetch gains in the first measurement, and in the second one only with the larger factor."""
+    dataset = tf.data.Dataset.range(4)
+    for second, applied in ((1.2, ("add_prefetch",)), (1.01, ())):
+        gains = iter([1.2, second])
+        monkeypatch.setattr(
+            optimization, "measure_gain", lambda *arguments, gains=gains: Gain((1.0,) * 3, (next(gains),) * 3)
+        )
+        result = qk.data.optimize(dataset)
+        assert result.applied == applied
+        assert ("no gain in a second measurement" in str(result)) == (not applied)
+        assert (result.dataset is dataset) == (not applied)
 
 
 def test_function_names() -> None:
