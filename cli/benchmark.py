@@ -136,13 +136,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Measure, print and save the result, and check the speed-ups."""
-    if args.save is not None:
-        check_target(args.save)
-        paths = [path for model in args.models for path in (model, model.rpartition("@")[0])]
-        inputs = {"--baseline": args.baseline} | {f"the model {path}": path for path in paths if path}
-        check_distinct({"--save": args.save}, inputs)
-    if args.html is not None:
-        check_target(args.html)
+    outputs = {"--save": args.save, "--html": args.html, "--resume": args.resume}
+    for path in outputs.values():
+        if path is not None:
+            check_target(path)
+    paths = [path for model in args.models for path in (model, model.rpartition("@")[0])]
+    inputs = {"--baseline": args.baseline, "--data": args.data}
+    check_distinct(outputs, inputs | {f"the model {path}": path for path in paths if path})
     if args.fail_below is not None and len(args.models) == 1 and args.baseline is None:
         hint = "name the reference model first, or pass --baseline"
         raise UsageError("--fail-below needs two models, and one is named", hint=hint)
@@ -287,7 +287,8 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     cpus: list[int] = []
     for part in text.split(","):
         limits = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not limits or max(int(limit) for limit in limits.groups("0")) > MAX_CPU:
+        first, last = (int(limits[1]), int(limits[2] or limits[1])) if limits else (1, 0)
+        if not first <= last <= MAX_CPU:
             raise ArgumentTypeError(f"{part!r} is not the number of a CPU or a range such as 0-3")
-        cpus.extend(range(int(limits[1]), int(limits[2] or limits[1]) + 1))
+        cpus.extend(range(first, last + 1))
     return tuple(cpus)

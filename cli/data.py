@@ -6,6 +6,7 @@ from quantkit import data
 from quantkit.data.packing.cifar import SPLITS
 from quantkit.data.packing.workflow import DEFAULT_SHARD_SIZE, ENCODINGS
 from quantkit.data.profiling import DEFAULT_SECONDS
+from quantkit.formats import check_distinct
 from quantkit.pipelines.loading import run_function
 from quantkit.pipelines.optimization import DEFAULT_TIME_BUDGET
 
@@ -139,6 +140,7 @@ def _profile(args: Namespace) -> int:
 
 
 def _optimize(args: Namespace) -> int:
+    check_distinct({"--output": args.output}, {"the pipeline": args.function.rpartition(":")[0]})
     dataset = run_function(args.function)
     with show_progress(args) as show:
         result = data.optimize(dataset, output=args.output, time_budget=args.time_budget, on_progress=show)

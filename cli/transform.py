@@ -96,6 +96,8 @@ def run(args: Namespace) -> int:
     source, path = _paths(args)
     if args.transforms is not None and args.recipe:
         raise UsageError("--transforms and --recipe name two recipes", hint="give one of them")
+    if (args.recipe or "").endswith(".toml"):
+        formats.check_distinct({"--output": path, "--trace": args.trace}, {"--recipe": args.recipe})
     with show_progress(args) as show:
 
         def on_progress(progress: Progress) -> None:

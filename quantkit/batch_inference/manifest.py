@@ -8,6 +8,7 @@ from typing import Any
 
 from quantkit.batch_inference.results import publish
 from quantkit.errors import InputError, UsageError
+from quantkit.formats.documents import read_json
 
 FILE = "manifest.json"
 SCHEMA = "quantkit.run.manifest/1"
@@ -62,8 +63,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     path = folder / FILE
     if not path.exists():
         return None
+    hint = "remove the folder, or write to another one"
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path, hint)
         return Manifest(document["settings"], document["facts"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is broken", hint="remove the folder, or write to another one") from None
+    except KeyError:
+        raise InputError(f"{path} is broken", hint) from None

@@ -137,7 +137,7 @@ def run(
         on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
     folder = _make_folder(expand_user(output))
     file = write_model_file(loaded, folder)
-    label_file = None if labels is None else expand_user(labels).resolve()
+    label_file = None if labels is None else Path(os.path.realpath(expand_user(labels)))
     settings = InferenceSettings(
         file,
         folder.resolve(),

@@ -539,7 +539,7 @@ def _row(array: Array, index: int) -> Array:
 
 
 def _digest(name: str) -> bytes:
-    return sha256(name.encode()).digest()
+    return sha256(name.encode(errors="surrogateescape")).digest()
 
 
 def _slice(ordered: Sequence[Any], limit: int | None, skip: int, source: str) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ Each image is decoded once and prepared for each model: float or uint8, channels
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -288,7 +289,7 @@ def evaluate(
     for loaded in models:
         if loaded.has_random_weights:
             on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
-    label_file = None if labels is None else expand_user(labels).resolve()
+    label_file = None if labels is None else Path(os.path.realpath(expand_user(labels)))
     runtimes = (runtime, reference_runtime)
     settings = EvaluationSettings(
         options, runtimes, preprocessing, label_file, batch, input_layer, output_layer, metric

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import InputError
+from quantkit.formats.kinds import check_regular
 
 
 def read_toml(path: Path, hint: str) -> dict[str, Any]:
@@ -73,6 +74,7 @@ def check_structure(value: Any, structure: Any, name: str) -> None:
 
 
 def _read(path: Path, parse: Callable[[str], Any], kind: str, hint: str) -> Any:
+    check_regular(path)
     try:
         return parse(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -149,7 +149,7 @@ class Watch:
             raise UnavailableError("monitor needs the /proc of Linux", hint="run it on Linux, or in a Linux container")
         try:
             self._descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             raise InputError(f"no process has the number {pid}", hint="ps lists the running processes") from None
         except OSError as error:
             raise UsageError(

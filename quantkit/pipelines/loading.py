@@ -1,7 +1,9 @@
 """Datasets of functions in Python files: ``FILE.py:FUNCTION``."""
 
+import os
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 from quantkit.arguments import expand_user, require_text
@@ -25,7 +27,7 @@ def run_function(reference: str) -> Any:
     text, colon, name = reference.rpartition(":")
     if not colon or not name.isidentifier():
         raise UsageError(f"{reference!r} names no function", hint="write FILE.py:FUNCTION")
-    path = expand_user(text).resolve()
+    path = Path(os.path.realpath(expand_user(text)))
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"{text} is not a Python file", hint="write FILE.py:FUNCTION")
     import_tensorflow()  # its log would appear if the file imported it first

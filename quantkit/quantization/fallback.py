@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from quantkit.errors import InputError
+from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
@@ -257,10 +258,11 @@ def _save(path: Path, losses: Mapping[frozenset[str], Loss]) -> None:
 
 
 def _load(path: Path) -> dict[frozenset[str], Loss]:
+    hint = "remove it to start again"
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path, hint)
         if document["schema"] != SCHEMA:
             raise ValueError(document["schema"])
         return {frozenset(row["float"]): Loss(*row["loss"]) for row in document["measured"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not the state of a search: {error}", hint="remove it to start again") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not the state of a search: {error}", hint) from None

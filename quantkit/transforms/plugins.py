@@ -4,6 +4,7 @@ A distribution registers transforms by an entry point of the group ``quantkit.tr
 registers them, or one of its transforms. No other code is imported: models and recipes cannot name a plugin.
 """
 
+import os
 import sys
 from collections.abc import Iterable
 from importlib.machinery import SourceFileLoader
@@ -68,7 +69,7 @@ def load_file(path: Path) -> tuple[Transform, ...]:
     Raises:
         RecipeError: the file cannot be read or run, or registers no transform; the message has file and line.
     """
-    file = expand_user(path).resolve()
+    file = Path(os.path.realpath(expand_user(path)))
     if not file.is_file():
         raise RecipeError(f"plugin {path} does not exist", hint="name a Python file: --plugin my_transforms.py")
     if file.suffix != ".py":

@@ -252,6 +252,9 @@ def test_state_of_another_machine_is_rejected(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(InputError, match="is not the state of a sweep"):
         SweepState.read(path, HOST)
+    path.write_text("[" * 100_000)
+    with pytest.raises(InputError, match="is nested too deeply"):
+        SweepState.read(path, HOST)
 
 
 def test_layout_is_converted_for_tensorflow(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -419,23 +420,57 @@ def test_signal_leaves_no_temporary_files(number: signal.Signals, graph_file: Pa
         ("classify PIPE.png --model digits", "is a pipe or device"),
         ("evaluate digits --data PIPE.npy", "is a pipe or device"),
         ("evaluate digits --data PIPE.txt", "is a pipe or device"),
+        ("quantize digits -o a.onnx --ranges PIPE.json", "is a pipe or device"),
+        ("transform digits -o a.pb --recipe PIPE.toml", "is a pipe or device"),
+        ("transform digits -o a.pb --transforms freeze_requantization_ranges(min_max_log_file=PIPE.txt)", "is a pipe"),
+        ("benchmark digits --baseline PIPE.json", "is a pipe or device"),
         ("summarize /proc/cpuinfo", "has no size"),
         ("evaluate digits --data LONG", "does not exist"),
         ("classify LONG --model digits", "does not exist"),
         ("transform digits -o LONG.pb --recipe inference", "too long"),
         ("evaluate digits --data ~nouser/data", "does not exist"),
         ("evaluate digits --data loop", "does not exist"),
+        ("evaluate digits --data x.npy --labels loop", "does not exist"),
+        ("data pack loop -o out", "does not exist"),
+        ("data profile loop.py:make", "is not a Python file"),
     ],
 )
 def test_unusual_paths_are_input_errors(
     arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    os.symlink("loop", "loop")
-    for suffix in (".pb", ".png", ".npy", ".txt"):
+    for loop in ("loop", "loop.py"):
+        os.symlink(loop, loop)
+    for suffix in (".pb", ".png", ".npy", ".txt", ".json", ".toml"):
         os.mkfifo(f"PIPE{suffix}")
     assert main(arguments.replace("LONG", "a" * 5000).split()) == 3
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "benchmark digits --data x.npy --save x.npy",
+        "benchmark digits --html page.svg --save page.svg",
+        "benchmark digits --sweep --resume state.json --save state.json",
+        "benchmark model.pb --sweep --resume model.pb",
+        "data optimize pipe.py:make -o pipe.py",
+        "monitor --html job.py -- python job.py",
+        "monitor --html pipe.py --pipeline pipe.py:make -- python job.py",
+        "quantize digits -o a.onnx --ranges ranges.json --save-plan ranges.json",
+        "transform digits -o recipe.toml --recipe recipe.toml",
+    ],
+)
+def test_outputs_overwrite_neither_each_other_nor_an_input(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("x.npy", "page.svg", "state.json", "model.pb", "pipe.py", "job.py", "ranges.json", "recipe.toml")
+    for name in names:
+        Path(name).write_text("precious")
+    assert main(arguments.split()) == 2
+    assert re.search("would overwrite|name one file", capsys.readouterr().err)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, "precious")
 
 
 def test_cache_of_an_unknown_user_is_an_input_error(

@@ -88,6 +88,22 @@ def test_image_folder_becomes_shards_with_index_and_labels(images: Path, tmp_pat
     assert json.loads(json.dumps(result.to_json()))["records"] == 12
 
 
+def test_names_may_hold_any_bytes_and_classes_only_text(images: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff.png")
+    try:
+        (images / "cat" / name).write_bytes(encode(pixels_of(0)))
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    dataset = as_dataset(images, limit=5)
+    assert isinstance(dataset, FileDataset)
+    assert len(dataset.samples) == 5
+    records = read_all(pack(images, tmp_path / "shards").files)
+    assert b"cat/\xff.png" in {record["image/filename"][0] for record in records}
+    (images / "cat").rename(images / os.fsdecode(b"\xff"))
+    with pytest.raises(InputError, match="the class name .* is not UTF-8"):
+        pack(images, tmp_path / "others")
+
+
 def test_shards_do_not_depend_on_workers_and_can_be_evaluated(images: Path, tmp_path: Path) -> None:
     pack(images, tmp_path / "one", shard_size=1000, workers=1)
     pack(images, tmp_path / "two", shard_size=1000, workers=3)

@@ -106,9 +106,10 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
 
 def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
     state = tmp_path / "search.json"
-    state.write_text("{")
-    with pytest.raises(InputError, match="is not the state of a search"):
-        run(Network({"a": 1.0}), state=state)
+    for text, message in (("{", "is not a JSON file"), ("{}", "is not the state of a search"), ("[" * 100_000, "deep")):
+        state.write_text(text)
+        with pytest.raises(InputError, match=message):
+            run(Network({"a": 1.0}), state=state)
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.floats(0, 0.3), max_size=12), st.floats(0, 0.5))

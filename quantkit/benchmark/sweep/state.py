@@ -1,13 +1,13 @@
 """Finished trials of a sweep in a file, so that the same command resumes it."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from quantkit.benchmark.host.machine import Machine
 from quantkit.errors import InputError, UsageError
+from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 
 SCHEMA = "quantkit.sweep_state/1"
@@ -56,18 +56,17 @@ class SweepState:
         """
         if path is None or not path.exists():
             return cls(machine, path)
+        hint = "pass a new file to --resume"
         try:
-            document: Mapping[str, Any] = json.loads(path.read_bytes())
+            document = read_json(path, hint)
             if document["schema"] != SCHEMA:
                 raise InputError(f"{path}: the schema is {document['schema']!r}, and {SCHEMA!r} is required")
             trials = {model: [SettingTrial(**trial) for trial in rows] for model, rows in document["trials"].items()}
             other = Machine.from_json(document["machine"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{path} is not the state of a sweep: {error}", hint="pass a new file to --resume"
-            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} is not the state of a sweep: {error}", hint) from None
         if other.identity != machine.identity:
-            raise UsageError(f"{path} has trials of another machine: {other.cpu}", hint="pass a new file to --resume")
+            raise UsageError(f"{path} has trials of another machine: {other.cpu}", hint)
         return cls(machine, path, trials)
 
     def find(self, model: str, stage: int, setting: str) -> SettingTrial | None:

@@ -12,6 +12,7 @@ from quantkit.compat.transforms.matching import rename_inputs
 from quantkit.compat.transforms.nodes import NodeDef, by_name, canonical, constant, node_of, split
 from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
+from quantkit.formats.kinds import check_regular
 from quantkit.ir.graph import Node
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
@@ -117,6 +118,7 @@ def freeze_requantization_ranges(nodes: Sequence[NodeDef], context: ClassicConte
 
 def _read_log(file: str) -> Mapping[str, list[tuple[float, float]]]:
     """Read the minimum and maximum of each log line, by node name."""
+    check_regular(Path(file))
     try:
         lines = Path(file).read_bytes().decode(errors="replace").split("\n")
     except OSError as error:

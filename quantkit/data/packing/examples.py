@@ -67,7 +67,7 @@ def make_record(item: SourceItem, content: Content, classes: Sequence[str], opti
             "image/encoded": [data],
             **header.features,
             **_label_features(item.label, classes, key="image/class/label"),
-            "image/filename": [item.name.encode()],
+            "image/filename": [item.name.encode(errors="surrogateescape")],
         }
     )
 

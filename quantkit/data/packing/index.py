@@ -14,6 +14,7 @@ from typing import Any
 from quantkit.data.packing.plan import ShardTask
 from quantkit.data.packing.writer import Shard
 from quantkit.errors import InputError
+from quantkit.formats.documents import read_json
 from quantkit.formats.files import write_whole
 
 SCHEMA = "quantkit.shards/1"
@@ -69,13 +70,11 @@ def read_index(path: Path) -> Index:
         InputError: the file cannot be read, or is not an index.
     """
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = read_json(path, hint="pack the source again")
         if table["schema"] != SCHEMA:
             raise InputError(f"{path} has the schema {table['schema']!r}, not {SCHEMA!r}")
         shards = tuple(Shard.from_json(shard) for shard in table["shards"])
         return Index(table["name"], table["source"], tuple(table["classes"]), shards, table["options"])
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {(error.strerror or 'unknown error').lower()}") from None
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path} is not an index of shards", hint="pack the source again") from None
 

@@ -69,8 +69,12 @@ class Source:
 
     def shuffle(self) -> "Source":
         """Return the source in the order of the SHA-256 of the names, which mixes the classes of a folder."""
-        items = sorted(self.items, key=lambda item: (sha256(item.name.encode()).digest(), item.path, item.offset))
+        items = sorted(self.items, key=lambda item: (_digest(item.name), item.path, item.offset))
         return replace(self, items=tuple(items))
+
+
+def _digest(name: str) -> bytes:
+    return sha256(name.encode(errors="surrogateescape")).digest()  # file names may hold any bytes
 
 
 def read_content(item: SourceItem, kind: Kind) -> Content:

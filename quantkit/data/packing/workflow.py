@@ -99,6 +99,7 @@ def pack(
         work = folder / f".{name}.source.tar"
         on_progress(Progress("listing", 0))
         samples = find_source(path, split or "", work)
+        _check_classes(samples.classes)
         if samples.kind == "record" and (encode or resize):
             raise UsageError(f"{path} has records, which are copied unchanged", hint="remove --encode and --resize")
         samples = samples if keep_order else samples.shuffle()
@@ -174,7 +175,8 @@ def _locate(
         return archive, card.name
     if url or sha256:
         raise UsageError(f"{os.fspath(source)} is not a data card: it has no url", hint=f"cards: {', '.join(cards)}")
-    stem = path.resolve().name.partition(".")[0] if path.is_file() else path.resolve().name
+    stem = os.path.basename(os.path.realpath(path))
+    stem = stem.partition(".")[0] if path.is_file() else stem
     return path, re.sub(r"[^\w-]+", "_", stem) or "data"
 
 
@@ -184,6 +186,14 @@ def _check_name(name: str) -> str:
             f"name is {name!r}, and must consist of letters, digits, '-', '_' and '.'", hint="--name train"
         )
     return name
+
+
+def _check_classes(names: Sequence[str]) -> None:
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"the class name {name!r} is not UTF-8", hint="rename its folder") from None
 
 
 def _make_folder(folder: Path) -> Path:

@@ -143,6 +143,8 @@ def _check_paths(source: Any, options: Options) -> None:
             "--labels": options.labels,
             "--checkpoint": options.checkpoint,
             "--scheme": options.scheme,
+            "--plan": options.plan,
+            "--ranges": options.ranges,
         },
     )
 

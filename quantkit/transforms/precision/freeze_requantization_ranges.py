@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 
 from quantkit.arguments import expand_user
 from quantkit.errors import GraphError, InputError, RecipeError
+from quantkit.formats.kinds import check_regular
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, constant
 from quantkit.ir.rewrite import Outcome, Skip
@@ -96,6 +98,11 @@ def freeze_requantization_ranges(
     return Outcome(draft.graph() if changes else graph, tuple(changes), tuple(skips))
 
 
+def _read_text(path: Path) -> str:
+    check_regular(path)
+    return path.read_text(errors="replace")
+
+
 def read_log(name: str) -> Ranges:
     """Return the ranges by node of a log file, or of a line of a log.
 
@@ -103,7 +110,7 @@ def read_log(name: str) -> Ranges:
         InputError: the log cannot be read, or contains no ranges.
     """
     try:
-        text = name if f"{PRINTED};{MARK}" in name else expand_user(name).read_text(errors="replace")
+        text = name if f"{PRINTED};{MARK}" in name else _read_text(expand_user(name))
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror}", hint="pass the log of a run") from None
     ranges: dict[str, list[tuple[float, float]]] = {}
