@@ -1,13 +1,9 @@
-"""Monitoring result as one self-contained HTML page, light and dark, without scripts and other files."""
+"""Parts of a self-contained HTML page, light, dark and printed, without scripts and other files."""
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from quantkit.drawing import TimeSeries, escape_text
-
-if TYPE_CHECKING:
-    from quantkit.monitor.report import Monitoring
-    from quantkit.monitor.series import Metric
+from quantkit.monitor.series import Metric
 
 STYLE = """
 .monitor { --back: #fff; --ink: #1c1e21; --faint: #6b7280; --rim: #c4c9d1; --face: #f4f5f7; color: var(--ink);
@@ -31,6 +27,9 @@ STYLE = """
 .monitor th { text-align: left; color: var(--faint); font-weight: normal; }
 .monitor th, .monitor td { padding: .15rem .9rem .15rem 0; } .monitor tbody tr { border-top: 1px solid var(--rim); }
 .monitor li { overflow-wrap: anywhere; } .monitor code { overflow-wrap: anywhere; }
+@media print { .monitor { --back: #fff; --ink: #000; --faint: #444; --rim: #999; --face: #fff; padding: 0;
+  --c0: #2563eb; --c1: #c2410c; --c2: #15803d; --c3: #a21caf; --c4: #a16207; --c5: #0e7490; }
+  .monitor h2 { break-after: avoid; } .monitor .wide { overflow: visible; } }
 """
 # Background of the whole page, and no access to other files.
 HEAD = """<!doctype html>
@@ -38,61 +37,35 @@ HEAD = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="color-scheme" content="light dark"><title>{title}</title>
 <style>body {{ margin: 0; background: #fff; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #16181c; }} }}</style></head><body>
+@media (prefers-color-scheme: dark) {{ body {{ background: #16181c; }} }}
+@media print {{ body {{ background: #fff; }} }}</style></head><body>
 """
 
 
-def html_page(monitoring: "Monitoring") -> str:
-    """Return the report of a job as an HTML document."""
-    title = escape_text(f"{monitoring.verdict.kind}: {' '.join(monitoring.command) or monitoring.pid}")
-    return f"{HEAD.format(title=title)}{html_body(monitoring)}\n</body></html>\n"
+def html_page(title: str, body: str) -> str:
+    """Return an HTML document with the result of `html_body`."""
+    return f"{HEAD.format(title=escape_text(title))}{body}\n</body></html>\n"
 
 
-def html_body(monitoring: "Monitoring") -> str:
-    """Return the report of a job as an HTML element."""
-    verdict = monitoring.verdict
-    command = " ".join(monitoring.command) or f"process {monitoring.pid}"
-    parts = [
-        f'<div class="monitor"><style>{STYLE}</style>',
-        f"<h1>{escape_text(monitoring.headline)}</h1>",
-        f"<p>Next step: {escape_text(verdict.advice)}.</p>",
-        f"<p><code>{escape_text(command)}</code></p>",
-        *_proof(monitoring),
-        "<h2>Evidence</h2>",
-        _list([*monitoring.evidence, *(f"not available: {reason}" for reason in monitoring.not_available)]),
-        "<h2>Time series</h2>",
-        '<div class="charts">',
-        *(_chart(metric, monitoring.series.seconds) for metric in monitoring.series.metrics),
-        "</div>",
-        "<h2>Threads</h2>",
-        _threads(monitoring),
-        *(f"<p>{escape_text(line)}</p>" for line in monitoring.summary),
-        "</div>",
-    ]
-    return "\n".join(parts)
+def html_body(parts: Iterable[str]) -> str:
+    """Return HTML elements with their style as one element."""
+    return "\n".join([f'<div class="monitor"><style>{STYLE}</style>', *parts, "</div>"])
 
 
-def _proof(monitoring: "Monitoring") -> Iterator[str]:
-    if monitoring.proof:
-        yield "<h2>Proof by intervention</h2>"
-        yield _list(str(monitoring.proof).splitlines())
-
-
-def _list(lines: Iterable[str]) -> str:
+def html_list(lines: Iterable[str]) -> str:
+    """Return lines as a list."""
     return f"<ul>{''.join(f'<li>{escape_text(line.strip())}</li>' for line in lines)}</ul>"
 
 
-def _chart(metric: "Metric", seconds: tuple[float, ...]) -> str:
+def html_chart(metric: Metric, seconds: tuple[float, ...]) -> str:
+    """Return the chart of a metric; empty without values."""
     lines = {name: values for name, values in metric.values.items() if any(value is not None for value in values)}
     maximum = 100.0 if metric.measure == "%" else None
     return TimeSeries(metric.title, metric.measure, seconds, lines, maximum).html() if lines else ""
 
 
-def _threads(monitoring: "Monitoring") -> str:
-    cells = [
-        (thread.name, thread.pid, thread.tid, f"{thread.cpu:.2f}", f"{thread.queued:.2f}", f"{thread.locked:.0%}")
-        for thread in monitoring.facts.threads
-    ]
-    rows = "".join(f"<tr>{''.join(f'<td>{escape_text(str(cell))}</td>' for cell in row)}</tr>" for row in cells)
-    titles = "".join(f"<th>{title}</th>" for title in ("thread", "process", "number", "cores", "queued", "locked"))
-    return f'<div class="wide"><table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>'
+def html_table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table."""
+    head = "".join(f"<th>{escape_text(title)}</th>" for title in titles)
+    body = "".join(f"<tr>{''.join(f'<td>{escape_text(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

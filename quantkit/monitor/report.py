@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark.host.machine import Machine
+from quantkit.drawing import escape_text
 from quantkit.formats.files import write_whole
 from quantkit.monitor.facts import JobFacts
+from quantkit.monitor.page import html_body, html_chart, html_list, html_page, html_table
 from quantkit.monitor.prove import Proof
 from quantkit.monitor.sample import JobSample
 from quantkit.monitor.series import Series, make_series
@@ -157,9 +159,7 @@ class Monitoring:
 
     def html(self) -> str:
         """Return the report as one self-contained HTML page."""
-        from quantkit.monitor.page import html_page
-
-        return html_page(self)
+        return html_page(f"{self.verdict.kind}: {' '.join(self.command) or self.pid}", self._repr_html_())
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the report to an HTML file.
@@ -172,6 +172,24 @@ class Monitoring:
 
     def _repr_html_(self) -> str:
         """Return the verdict and the charts for notebooks."""
-        from quantkit.monitor.page import html_body
-
-        return html_body(self)
+        command = " ".join(self.command) or f"process {self.pid}"
+        charts = [html_chart(metric, self.series.seconds) for metric in self.series.metrics]
+        threads = [
+            (thread.name, thread.pid, thread.tid, f"{thread.cpu:.2f}", f"{thread.queued:.2f}", f"{thread.locked:.0%}")
+            for thread in self.facts.threads
+        ]
+        return html_body(
+            [
+                f"<h1>{escape_text(self.headline)}</h1>",
+                f"<p>Next step: {escape_text(self.verdict.advice)}.</p>",
+                f"<p><code>{escape_text(command)}</code></p>",
+                *(["<h2>Proof by intervention</h2>", html_list(str(self.proof).splitlines())] if self.proof else []),
+                "<h2>Evidence</h2>",
+                html_list([*self.evidence, *(f"not available: {reason}" for reason in self.not_available)]),
+                "<h2>Time series</h2>",
+                *('<div class="charts">', *charts, "</div>"),
+                "<h2>Threads</h2>",
+                html_table(("thread", "process", "number", "cores", "queued", "locked"), threads),
+                *(f"<p>{escape_text(line)}</p>" for line in self.summary),
+            ]
+        )

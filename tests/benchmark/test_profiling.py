@@ -15,9 +15,10 @@ from quantkit.benchmark import profile_layers
 from quantkit.benchmark.profiling.candidates import profile_candidates
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
+from quantkit.benchmark.profiling.model_profile import profile_model
 from quantkit.benchmark.profiling.peak_models import float_product, int8_product
 from quantkit.benchmark.profiling.peaks import COPIES, copy_rate
-from quantkit.benchmark.profiling.profile import Profile, profile_model
+from quantkit.benchmark.profiling.profile import Profile
 from quantkit.benchmark.profiling.profile_text import precision_text
 from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
 from quantkit.benchmark.results.reason import Reason

@@ -9,8 +9,9 @@ from quantkit.benchmark.host.cgroup import throttled_seconds
 from quantkit.benchmark.host.machine import Machine, default_threads, this_machine, usable_threads
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import Peaks
+from quantkit.benchmark.profiling.model_profile import ModelProfile, profile_model
 from quantkit.benchmark.profiling.peaks import measure_peaks
-from quantkit.benchmark.profiling.profile import ModelProfile, Profile, profile_model
+from quantkit.benchmark.profiling.profile import Profile
 from quantkit.benchmark.profiling.reasons import FileRemedies, find_reasons
 from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
 from quantkit.benchmark.sampling.candidate import Candidate

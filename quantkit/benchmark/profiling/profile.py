@@ -1,177 +1,24 @@
-"""Profile of models: time by layer of the original graph, by precision and implementation."""
+"""Profiles of models side by side, with their text, HTML and JSON forms."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
+from html import escape
 from typing import Any
 
-from quantkit.benchmark.profiling.layer_names import LayerNames
-from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
-from quantkit.benchmark.profiling.tracing import TracedCalls
+from quantkit.benchmark.profiling.layer_work import Peaks
+from quantkit.benchmark.profiling.model_profile import ModelProfile, ProfileRow
+from quantkit.benchmark.profiling.profile_text import (
+    LIST_LENGTH,
+    OTHER_OPS,
+    bound_text,
+    model_lines,
+    peaks_text,
+)
 from quantkit.benchmark.results.reason import Reason
-from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER, OpTime, RuntimeVersion
+from quantkit.benchmark.results.report import align_columns, format_latency, html_table
 
 SCHEMA = "quantkit.profile/1"
-PRECISIONS = (INT8, FLOAT, CONVERSION, TRANSFER)
-
-
-@dataclass(frozen=True)
-class ProfileRow:
-    """Time of one layer of a model in one precision.
-
-    Attributes:
-        name: name of the layer in the original graph; empty for ops that belong to no layer.
-        op: op type of the layer in the original graph.
-        precision: `INT8`, `FLOAT`, `CONVERSION` or `TRANSFER`.
-        seconds: time in one call.
-        kernels: implementations, the slowest first.
-        ops: names of the ops in the runtime, the slowest first.
-        reference_seconds: part of the time in reference implementations.
-        work: operations and bytes of the layer; None if they are unknown, and for conversions.
-    """
-
-    name: str
-    op: str
-    precision: str
-    seconds: float
-    kernels: tuple[str, ...] = ()
-    ops: tuple[str, ...] = ()
-    reference_seconds: float = 0.0
-    work: LayerWork | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON values."""
-        return asdict(self) | {"work": None if self.work is None else self.work.to_json(self.seconds)}
-
-
-@dataclass(frozen=True)
-class ModelProfile:
-    """Time of the layers of one model in one runtime.
-
-    The time of each op is its median over the traced calls. It is scaled by one factor for all ops, so that the rows
-    and `overhead_seconds` sum to the untraced latency.
-
-    Attributes:
-        label: name of the model.
-        runtime: runtime of the model.
-        rows: layers in the order of the original graph, then the ops that belong to no layer.
-        untraced_seconds: median latency without a trace.
-        traced_seconds: median latency with a trace.
-        overhead_seconds: part of the untraced latency in which no op ran.
-        calls: number of traced calls.
-        threads: threads that the options request, the product of both, or that the runtime creates by default; 0 for a
-            runtime without thread options.
-        usable_threads: hardware threads that the process may use.
-        oversubscription_seconds: latency minus the one with `usable_threads`; 0 if `threads` is not larger.
-        throttled_fraction: fraction of the time for which a CPU quota stopped the process.
-    """
-
-    label: str
-    runtime: RuntimeVersion
-    rows: tuple[ProfileRow, ...]
-    untraced_seconds: float
-    traced_seconds: float
-    overhead_seconds: float
-    calls: int
-    threads: int = 0
-    usable_threads: int = 1
-    oversubscription_seconds: float = 0.0
-    throttled_fraction: float = 0.0
-
-    @cached_property
-    def seconds(self) -> float:
-        """Time of all rows."""
-        return sum(row.seconds for row in self.rows)
-
-    @property
-    def coverage(self) -> float:
-        """Fraction of the time of the ops that belongs to layers of the original graph."""
-        return sum(row.seconds for row in self.rows if row.name) / max(self.seconds, 1e-12)
-
-    @property
-    def tracing_cost(self) -> float:
-        """Relative increase of the latency by the trace; negative if noise exceeds it."""
-        return self.traced_seconds / self.untraced_seconds - 1
-
-    @cached_property
-    def fractions(self) -> Mapping[str, float]:
-        """Fraction of the time of the ops by precision."""
-        return {
-            precision: sum(row.seconds for row in self.rows if row.precision == precision) / max(self.seconds, 1e-12)
-            for precision in PRECISIONS
-        }
-
-    def seconds_of(self, layer: str) -> float:
-        """Return the time of a layer in all precisions."""
-        return sum(row.seconds for row in self.rows if row.name == layer)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the profile without its rows as JSON values."""
-        return {
-            "label": self.label,
-            "runtime": {"name": self.runtime.name, "version": self.runtime.version},
-            "device": self.runtime.device,
-            "coverage": self.coverage,
-            "untraced_seconds": self.untraced_seconds,
-            "traced_seconds": self.traced_seconds,
-            "overhead_seconds": self.overhead_seconds,
-            "tracing_cost": self.tracing_cost,
-            "fractions": dict(self.fractions),
-            "calls": self.calls,
-            "threads": self.threads,
-            "usable_threads": self.usable_threads,
-            "oversubscription_seconds": self.oversubscription_seconds,
-            "throttled_fraction": self.throttled_fraction,
-        }
-
-
-def profile_model(label: str, calls: TracedCalls, layers: LayerNames) -> ModelProfile:
-    """Return the profile of a model from its traced calls.
-
-    Args:
-        label: name of the model.
-        calls: calls with and without a trace.
-        layers: layers of the original graph.
-    """
-    untraced, seconds = median(calls.untraced_seconds), [median(op.seconds) for op in calls.trace.ops]
-    scale = untraced * _busy_fraction(calls) / max(sum(seconds), 1e-12)
-    groups: dict[tuple[str, str], list[tuple[OpTime, float]]] = {}
-    for op, layer, time in zip(calls.trace.ops, layers.find_layers(calls.trace.ops), seconds, strict=True):
-        groups.setdefault((layer, op.precision), []).append((op, time * scale))
-    positions = {name: position for position, name in enumerate(layers.graph.order)}
-    keys = sorted(groups, key=lambda key: positions.get(key[0], len(positions)))
-    rows = tuple(_row(layers, *key, groups[key]) for key in keys)
-    overhead = max(untraced - sum(row.seconds for row in rows), 0.0)
-    traced = median(calls.traced_seconds)
-    return ModelProfile(label, calls.runtime, rows, untraced, traced, overhead, len(calls.traced_seconds))
-
-
-def _busy_fraction(calls: TracedCalls) -> float:
-    """Return the fraction of a call in which an op ran, 1 at most.
-
-    It is measured in the traced calls. The duration of a call in the runtime, which excludes the cost of reading the
-    trace, is preferred to the one that the caller sees.
-    """
-    durations = calls.trace.run_seconds or calls.traced_seconds
-    totals = [sum(times) for times in zip(*(op.seconds for op in calls.trace.ops), strict=True)]
-    fractions = [total / duration for total, duration in zip(totals, durations, strict=True)]
-    return min(float(median(fractions)), 1.0)
-
-
-def _row(layers: LayerNames, layer: str, precision: str, ops: Sequence[tuple[OpTime, float]]) -> ProfileRow:
-    ordered = sorted(ops, key=lambda pair: -pair[1])
-    is_computation = bool(layer) and precision in (INT8, FLOAT)
-    return ProfileRow(
-        layer,
-        layers.graph[layer].op if layer else "",
-        precision,
-        sum(time for _, time in ops),
-        tuple(dict.fromkeys(op.kernel for op, _ in ordered if op.kernel)),
-        tuple(op.name for op, _ in ordered),
-        sum(time for op, time in ops if op.is_reference),
-        LayerWork.of(layers, layer, precision) if is_computation else None,
-    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -225,14 +72,53 @@ class Profile:
         }
 
     def __str__(self) -> str:
-        from quantkit.benchmark.profiling.profile_text import profile_text
-
-        return profile_text(self)
+        """Return the table of the slowest layers, and the facts about each model."""
+        columns = range(2, 2 + 2 * len(self.models), 2)
+        table = align_columns([self._table_header(), *self._table_rows()], right=columns)
+        return "\n".join((*table, "", *self._lines()))
 
     def _repr_html_(self) -> str:
-        from quantkit.benchmark.profiling.profile_text import profile_html
+        table = html_table([self._table_header(), *self._table_rows()])
+        return table + "".join(f"<p>{escape(line)}</p>" for line in self._lines())
 
-        return profile_html(self)
+    def _table_header(self) -> tuple[str, ...]:
+        """Return the heading: the models, each with a column for the time and one for the precision."""
+        models = [cell for model in self.models for cell in (f"{model.label} ms", model.runtime.name)]
+        return ("layer", "op", *models)
+
+    def _table_rows(self) -> list[tuple[str, ...]]:
+        """Return the slowest layers, and a row with the sum of the others."""
+        rows = [self._layer_cells(layer) for layer in self.layers[:LIST_LENGTH]]
+        others = self.layers[LIST_LENGTH:]
+        if others:
+            sums = [sum(model.seconds_of(layer) for layer in others) for model in self.models]
+            cells = [cell for seconds in sums for cell in (format_latency(seconds), "")]
+            rows.append((f"{len(others)} more layers", "", *cells))
+        return rows
+
+    def _layer_cells(self, layer: str) -> tuple[str, ...]:
+        cells: list[str] = []
+        op = ""
+        for model in self.models:
+            rows = sorted((row for row in model.rows if row.name == layer), key=lambda row: -row.seconds)
+            op = op or next((row.op for row in rows), "")
+            precisions = dict.fromkeys(row.precision for row in rows)
+            cells += [format_latency(sum(row.seconds for row in rows)) if rows else "-", ", ".join(precisions)]
+        return (layer or OTHER_OPS, op, *cells)
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the facts about each model, the peaks, the reasons and the notes."""
+        for model in self.models:
+            yield from model_lines(model)
+            peaks = self.peaks.get(model.runtime.name)
+            if peaks is not None:
+                yield f"  {bound_text(model, peaks)}"
+        for name, peaks in self.peaks.items():
+            yield f"measured peaks in {name}: {peaks_text(peaks)}"
+        if self.reasons:
+            yield f"time that limits {self.models[-1].label}, the largest first:"
+        yield from (f"  {reason}" for reason in self.reasons)
+        yield from self.notes
 
     def __repr__(self) -> str:
         names = ", ".join(f"{model.label!r} in {model.runtime}" for model in self.models)

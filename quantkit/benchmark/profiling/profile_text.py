@@ -1,64 +1,15 @@
-"""Text and HTML of a profile: the layers side by side, then the facts about each model."""
+"""Text of a profile: facts about one model, and the peaks of the machine."""
 
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
 
 from quantkit.benchmark.profiling.layer_work import COMPUTE_BOUND, MEMORY_BOUND, Peaks
-from quantkit.benchmark.profiling.profile import ModelProfile, Profile, ProfileRow
-from quantkit.benchmark.results.report import align_columns, format_latency
+from quantkit.benchmark.profiling.model_profile import ModelProfile, ProfileRow
+from quantkit.benchmark.results.report import format_latency
 from quantkit.runtimes.session import CONVERSION
 
 # Number of layers in the text; the JSON form has all.
 LIST_LENGTH = 20
 OTHER_OPS = "(no layer)"
-
-
-def profile_text(profile: Profile) -> str:
-    """Return the table of the slowest layers, and the facts about each model."""
-    columns = range(2, 2 + 2 * len(profile.models), 2)
-    table = align_columns([*table_header(profile), *table_rows(profile, LIST_LENGTH)], right=columns)
-    return "\n".join((*table, "", *profile_lines(profile)))
-
-
-def profile_html(profile: Profile) -> str:
-    """Return the table of the slowest layers and the facts as HTML."""
-    (heading,), rows = table_header(profile), table_rows(profile, LIST_LENGTH)
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    lines = "".join(f"<p>{escape(line)}</p>" for line in profile_lines(profile))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{lines}"
-
-
-def table_header(profile: Profile) -> list[tuple[str, ...]]:
-    """Return the heading: the models, each with a column for the time and one for the precision."""
-    models = [cell for model in profile.models for cell in (f"{model.label} ms", model.runtime.name)]
-    return [("layer", "op", *models)]
-
-
-def table_rows(profile: Profile, count: int) -> list[tuple[str, ...]]:
-    """Return the slowest layers, and a row with the sum of the others."""
-    rows = [_layer_cells(profile, layer) for layer in profile.layers[:count]]
-    others = profile.layers[count:]
-    if others:
-        sums = [sum(model.seconds_of(layer) for layer in others) for model in profile.models]
-        cells = [cell for seconds in sums for cell in (format_latency(seconds), "")]
-        rows.append((f"{len(others)} more layers", "", *cells))
-    return rows
-
-
-def profile_lines(profile: Profile) -> Iterator[str]:
-    """Yield the facts about each model, the peaks, and the notes."""
-    for model in profile.models:
-        yield from _model_lines(model)
-        peaks = profile.peaks.get(model.runtime.name)
-        if peaks is not None:
-            yield f"  {_bound_text(model, peaks)}"
-    for name, peaks in profile.peaks.items():
-        yield f"measured peaks in {name}: {peaks_text(peaks)}"
-    if profile.reasons:
-        yield f"time that limits {profile.models[-1].label}, the largest first:"
-    yield from (f"  {reason}" for reason in profile.reasons)
-    yield from profile.notes
 
 
 def precision_text(model: ModelProfile) -> str:
@@ -89,18 +40,8 @@ def peaks_text(peaks: Peaks) -> str:
     return ", ".join((*texts, f"{peaks.num_bytes / 1e9:.1f} GB/s copied"))
 
 
-def _layer_cells(profile: Profile, layer: str) -> tuple[str, ...]:
-    cells: list[str] = []
-    op = ""
-    for model in profile.models:
-        rows = sorted((row for row in model.rows if row.name == layer), key=lambda row: -row.seconds)
-        op = op or next((row.op for row in rows), "")
-        precisions = dict.fromkeys(row.precision for row in rows)
-        cells += [format_latency(sum(row.seconds for row in rows)) if rows else "-", ", ".join(precisions)]
-    return (layer or OTHER_OPS, op, *cells)
-
-
-def _model_lines(model: ModelProfile) -> Sequence[str]:
+def model_lines(model: ModelProfile) -> Sequence[str]:
+    """Return the lines on the precisions, the coverage and the trace of a model."""
     name = f"{model.label} in {model.runtime}"
     return (
         f"{name}: {format_latency(model.untraced_seconds)} ms without a trace; {precision_text(model)}",
@@ -110,7 +51,7 @@ def _model_lines(model: ModelProfile) -> Sequence[str]:
     )
 
 
-def _bound_text(model: ModelProfile, peaks: Peaks) -> str:
+def bound_text(model: ModelProfile, peaks: Peaks) -> str:
     """Return the fractions of the time in layers that are bound by computation or by memory."""
     seconds = {COMPUTE_BOUND: 0.0, MEMORY_BOUND: 0.0}
     for row in model.rows:

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.profiling.layer_work import MEMORY_BOUND, Peaks
-from quantkit.benchmark.profiling.profile import ModelProfile, Profile, ProfileRow
+from quantkit.benchmark.profiling.model_profile import ModelProfile, ProfileRow
+from quantkit.benchmark.profiling.profile import Profile
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import format_latency
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER

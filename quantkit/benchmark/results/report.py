@@ -259,7 +259,7 @@ class Benchmark:
         return "\n\n".join("\n".join(lines) for lines in (*tables, self._messages()))
 
     def _repr_html_(self) -> str:
-        tables = "".join(_html_table(table) for table, _ in self._tables() if len(table) > 1)
+        tables = "".join(html_table(table) for table, _ in self._tables() if len(table) > 1)
         messages = "".join(f"<p>{escape(line)}</p>" for line in self._messages())
         return f"{tables}{messages}"
 
@@ -505,7 +505,8 @@ def _missing_percentile_lines(measurements: Sequence[Measurement]) -> list[str]:
     return lines
 
 
-def _html_table(table: Sequence[Sequence[str]]) -> str:
+def html_table(table: Sequence[Sequence[str]]) -> str:
+    """Return a table as HTML; its first row is the heading."""
     heading, *rows = table
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
