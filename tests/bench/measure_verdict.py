@@ -19,6 +19,8 @@ from quantkit.benchmark import profile_layers
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.results.reason import Reason
 from quantkit.formats.temporary import temporary_folder
+from quantkit.ops.macs import count_macs
+from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization import annotate
 
 HERE = Path(__file__).parent
@@ -26,7 +28,7 @@ HERE = Path(__file__).parent
 
 def write_island(float_model: str, ranges: Path, layer: str, folder: Path) -> tuple[str, Path]:
     """Write the int8 ONNX model with one layer in float; return the name of the layer, and the file."""
-    island_layer = layer or middle_layer(float_model)
+    island_layer = layer or largest_layer(float_model)
     path = folder / "island.onnx"
     result = qk.quantize(
         float_model, ranges=ranges, target="onnx", scheme={"target": "onnx", "keep_float": [island_layer]}, runs=0
@@ -35,11 +37,12 @@ def write_island(float_model: str, ranges: Path, layer: str, folder: Path) -> tu
     return island_layer, path
 
 
-def middle_layer(float_model: str) -> str:
-    """Return the layer in the middle of the plan."""
-    model = qk.transform(float_model, "inference")
-    patterns = annotate(model.graph, qk.Scheme(target="onnx")).patterns
-    return patterns[len(patterns) // 2].layer
+def largest_layer(float_model: str) -> str:
+    """Return the layer with most MACs."""
+    graph = qk.transform(float_model, "inference").graph
+    shapes = infer_shapes(graph)
+    patterns = annotate(graph, qk.Scheme(target="onnx")).patterns
+    return max((pattern.layer for pattern in patterns), key=lambda layer: count_macs(graph[layer], shapes) or 0)
 
 
 def row(case: str, kind: str, layer: str, reasons: Sequence[Reason]) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def main() -> None:
     parser.add_argument("float_graph", help="frozen float graph")
     parser.add_argument("eightbit_graph", help="graph of the target eightbit")
     parser.add_argument("ranges", type=Path, help="ranges of the target onnx")
-    parser.add_argument("--layer", default="", help="layer that stays in float (default: the one in the middle)")
+    parser.add_argument("--layer", default="", help="layer that stays in float (default: the one with most MACs)")
     parser.add_argument("--out", type=Path, default=HERE / "verdict.json")
     options = parser.parse_args()
     reference = profile_layers([options.float_graph, options.eightbit_graph], runtime="tensorflow", peaks=False)
