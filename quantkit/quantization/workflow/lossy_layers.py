@@ -17,7 +17,7 @@ GAIN = 0.75
 # The same for products of two activations, whose float kernels need no quantization of their inputs.
 PRODUCT_GAIN = 0.9
 # Number of layers, those with the noisiest inputs, that are tried one after the other.
-NUM_NOISY_LAYERS = 6
+NUM_NOISY_LAYERS = 4
 
 
 def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -50,7 +50,7 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
     for layer, sqnr in list(_noisiest_layers(conversion))[:NUM_NOISY_LAYERS]:
         if num_float + 1 > max_layers or trials.is_good(conversion):
             break
-        reasons = {layer: f"the int8 input of {layer} has an SQNR of {sqnr:.0f} dB"}
+        reasons = {layer: f"the int8 input has an SQNR of {sqnr:.0f} dB"}
         alternative = _try_float(conversion, reasons, GAIN, trials, options)
         num_float += alternative is not conversion
         conversion = alternative
