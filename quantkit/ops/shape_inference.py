@@ -89,7 +89,16 @@ def infer(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Inf
         slot = SHAPE_INPUTS.get(node.op)
         try:
             stated = None if slot is None or slot in constants else sizes.get(node.inputs[slot])
-            output_shapes = rule(node, input_shapes, constants) if stated is None else [size_inference.as_shape(stated)]
+            if node.op == "Tile" and 1 not in constants:  # by a dynamic batch
+                multiples = sizes.get(node.inputs[1])
+                unknown = [None] * len(input_shapes[0].dims or ())
+                output_shapes: Sequence[Shape] = [
+                    tensorflow_shapes.tiled(input_shapes[0], unknown if multiples is None else multiples.tolist())
+                ]
+            elif stated is None:
+                output_shapes = rule(node, input_shapes, constants)
+            else:
+                output_shapes = [size_inference.as_shape(stated)]
         except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, QuantkitError):
             continue  # the node is invalid: the runtime reports that with more detail
         for port, shape in enumerate(output_shapes):

@@ -294,6 +294,24 @@ CASES: dict[str, Graph] = {
         ["x"],
         ["y"],
     ),
+    "class_token_of_a_dynamic_batch": Graph.of(
+        [
+            placeholder("x", None, 3, 4),
+            constant("token", random(1, 1, 4)),
+            node("shape", "Shape", "x", out_type=INT32),
+            ints("zero", 0),
+            ints("one", 1),
+            node("batch", "StridedSlice", "shape", "zero", "one", "one", T=INT32, Index=INT32, shrink_axis_mask=1),
+            constant("single", np.int32(1)),
+            node("multiples", "Pack", "batch", "single", "single", T=INT32, N=3),
+            node("tokens", "Tile", "token", "multiples", Tmultiples=INT32),
+            node("joined", "ConcatV2", "tokens", "x", "single", N=2, Tidx=INT32),
+            ints("last", -1),
+            node("y", "Mean", "joined", "last", Tidx=INT32),
+        ],
+        ["x"],
+        ["y"],
+    ),
     "reshaped_as_computed": Graph.of(
         [
             placeholder("x", None, None, 4),

@@ -75,16 +75,21 @@ def keras_application(name: str, **options: Any) -> Graph:
 
 def _with_statistics(tf: Any, model: Any) -> Graph:
     """Return the frozen graph of a model with random biases and batch norm statistics."""
+    randomize_statistics(tf.keras, model)
+    return load(model).graph
+
+
+def randomize_statistics(keras: Any, model: Any) -> None:
+    """Set random biases and batch norm statistics."""
     random = np.random.default_rng(SEED)
     for layer in model.layers:
-        if isinstance(layer, tf.keras.layers.BatchNormalization):
+        if isinstance(layer, keras.layers.BatchNormalization):
             for variable in layer.weights:
                 is_offset = any(name in variable.path for name in ("beta", "moving_mean"))
                 low, high = (-0.2, 0.2) if is_offset else (0.7, 1.3)
                 variable.assign(random.uniform(low, high, variable.shape))
         elif getattr(layer, "bias", None) is not None:
             layer.bias.assign(random.uniform(-0.2, 0.2, layer.bias.shape))
-    return load(model).graph
 
 
 def small_network() -> Graph:

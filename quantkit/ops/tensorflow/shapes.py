@@ -274,9 +274,13 @@ def _expand_dims(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Te
 
 @RULES.rule("Tile")
 def _tile(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    times = constants[1].array.tolist()
-    pairs = zip(shapes[0].dims or (), times, strict=True)
-    return [Shape([None if size is None else size * count for size, count in pairs])] if shapes[0].dims else [UNKNOWN]
+    return [tiled(shapes[0], constants[1].array.tolist())]
+
+
+def tiled(shape: Shape, multiples: Sequence[int | None]) -> Shape:
+    """Return a shape whose sizes are multiplied; None for an unknown factor."""
+    pairs = zip(dims_of(shape), multiples, strict=True)
+    return Shape([None if size is None or factor is None else size * factor for size, factor in pairs])
 
 
 @RULES.rule("Pad PadV2 MirrorPad")
