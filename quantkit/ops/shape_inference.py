@@ -93,7 +93,9 @@ def infer(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Inf
                 multiples = sizes.get(node.inputs[1])
                 unknown = [None] * len(input_shapes[0].dims or ())
                 output_shapes: Sequence[Shape] = [
-                    tensorflow_shapes.tiled(input_shapes[0], unknown if multiples is None else multiples.tolist())
+                    tensorflow_shapes.multiply_sizes(
+                        input_shapes[0], unknown if multiples is None else multiples.tolist()
+                    )
                 ]
             elif stated is None:
                 output_shapes = rule(node, input_shapes, constants)

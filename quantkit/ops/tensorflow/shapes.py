@@ -274,10 +274,10 @@ def _expand_dims(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Te
 
 @RULES.rule("Tile")
 def _tile(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [tiled(shapes[0], constants[1].array.tolist())]
+    return [multiply_sizes(shapes[0], constants[1].array.tolist())]
 
 
-def tiled(shape: Shape, multiples: Sequence[int | None]) -> Shape:
+def multiply_sizes(shape: Shape, multiples: Sequence[int | None]) -> Shape:
     """Return a shape whose sizes are multiplied; None for an unknown factor."""
     pairs = zip(dims_of(shape), multiples, strict=True)
     return Shape([None if size is None or factor is None else size * factor for size, factor in pairs])
