@@ -88,6 +88,7 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("Range", tuple(np.array(number, np.int32) for number in (1, 9, 3)), {}),
     ("ReverseSequence", (random(3, 4, 2), ints(1, 3, 2)), {"seq_dim": 1, "batch_dim": 0}),
     ("Select", (np.array([True, False, True]), ROWS, -ROWS), {}),
+    ("Slice", (ROWS, ints(1, 0), ints(-1, 2)), {}),
     ("Size", (Open(ROWS),), {"out_type": DType.INT32}),
     ("Transpose", (IMAGE, Const([0, 3, 2, 1])), {}),
     ("TruncateMod", SIGNED, {}),

@@ -62,6 +62,9 @@ def _split(translator: Translator, node: Node) -> None:
 @converts("Slice")
 def _slice(translator: Translator, node: Node) -> None:
     source = node.inputs[0]
+    if any(translator.constant_of(edge) is None for edge in node.inputs[1:]):
+        _slice_computed(translator, node)
+        return
     begins, sizes = ([int(value) for value in translator.constant(node, slot)] for slot in (1, 2))
     layout = common_layout(translator, [source])
     axes = [_axis(translator, node, source, axis, layout) for axis in range(len(begins))]
@@ -69,6 +72,16 @@ def _slice(translator: Translator, node: Node) -> None:
     lists = (("starts", begins), ("ends", ends), ("axes", axes))
     inputs = [translator.add_integers(f"{node.name}/{name}", values) for name, values in lists]
     translator.emit(node, "Slice", [translator.in_layout(source, layout), *inputs], layout)
+
+
+def _slice_computed(translator: Translator, node: Node) -> None:
+    """Convert a slice with computed limits; size -1 stands for all elements up to the end."""
+    begin, size = (translator.int64_input(node, slot) for slot in (1, 2))
+    end = translator.add_intermediate(node, "end", "Add", [begin, size])
+    is_open = translator.add_intermediate(node, "is_open", "Less", [size, translator.add_array(node, "zero", 0)])
+    limit = translator.add_array(node, "limit", np.iinfo(np.int64).max)
+    end = translator.add_intermediate(node, "ends", "Where", [is_open, limit, end])
+    translator.emit(node, "Slice", [translator.plain(node.inputs[0]), begin, end], PLAIN)
 
 
 @converts("Pad PadV2 MirrorPad")
