@@ -56,7 +56,7 @@ def application(name: str, **options: Any) -> Build:
 
 def backbone(name: str, **options: Any) -> Build:
     def build() -> Any:
-        import keras_hub
+        import keras_hub  # type: ignore[import-not-found]
 
         return getattr(keras_hub.models, name)(**options)
 

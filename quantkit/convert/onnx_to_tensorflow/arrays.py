@@ -31,7 +31,8 @@ def _cast(translator: OnnxTranslator, node: Node) -> None:
 def _shape(translator: OnnxTranslator, node: Node) -> None:
     source = translator.plain(node.inputs[0])
     attrs: dict[str, Attr] = {"T": translator.types[source], "out_type": INT64}
-    begin, end = node.attrs.get("start", 0), node.attrs.get("end")
+    begin: Any = node.attrs.get("start", 0)
+    end: Any = node.attrs.get("end")
     if begin == 0 and end is None:
         edge = translator.emit(node, "Shape", [source], PLAIN, **attrs)
         translator.types[edge] = INT64
@@ -70,7 +71,7 @@ def _constant_of_shape(translator: OnnxTranslator, node: Node) -> None:
 def _expand(translator: OnnxTranslator, node: Node) -> None:
     source, dims = translator.plain(node.inputs[0]), translator.shape(Edge(node.name)).dims
     if dims is not None and None not in dims:
-        shape = translator.add_array(node, "shape", dims)
+        shape = translator.add_array(node, "shape", dims)  # type: ignore[arg-type]
     else:
         sizes = [shape_of(translator, node, source), translator.plain(node.inputs[1])]
         shape = translator.add_intermediate(node, "sizes", "BroadcastArgs", sizes)
@@ -215,7 +216,7 @@ def _element(translator: OnnxTranslator, node: Node, suffix: str, edge: Edge, nu
 def _vector(translator: OnnxTranslator, node: Node, name: str, values: Sequence[int | Edge]) -> Edge:
     """Return integers and computed integers as one vector."""
     if not any(isinstance(value, Edge) for value in values):
-        return translator.add_array(node, name, values)  # type: ignore[arg-type]
+        return translator.add_array(node, name, values)
     parts = [
         value if isinstance(value, Edge) else translator.add_array(node, f"{name}_{number}", [value])
         for number, value in enumerate(values)

@@ -10,7 +10,7 @@ from quantkit.convert.onnx_to_tensorflow.translator import PLAIN, OnnxTranslator
 from quantkit.formats import onnx
 from quantkit.formats.onnx.values import parse_message
 from quantkit.ir.functions import Function, FunctionName
-from quantkit.ir.graph import Edge, Graph, Node, Opaque
+from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_rules import join_shapes
 
@@ -40,8 +40,8 @@ def _if(translator: OnnxTranslator, node: Node) -> None:
     types = tuple(translator.types[edge] for edge in arguments)
     predicate = translator.plain(node.inputs[0])
     roles = {role: FunctionName(name) for role, name in zip(ROLES, names, strict=True)}
-    attrs = {"Tcond": DType.BOOL, "Tin": types, "Tout": results, "output_shapes": tuple(joined), **roles}
-    call = translator.emit(node, "StatelessIf", [predicate, *arguments], PLAIN, **attrs)
+    attrs: dict[str, Attr] = {"Tcond": DType.BOOL, "Tin": types, "Tout": results, "output_shapes": tuple(joined)}
+    call = translator.emit(node, "StatelessIf", [predicate, *arguments], PLAIN, **attrs, **roles)
     for edge, dtype in zip(outputs, results, strict=True):
         translator.values[edge, PLAIN] = Edge(call.node, edge.port)
         translator.types[Edge(call.node, edge.port)] = dtype or DType.FLOAT

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.convert.onnx_to_tensorflow.translator import PLAIN, OnnxTranslator, conversion_error, converts
-from quantkit.ir.graph import Edge, Node
+from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType
 
 MAX_STEPS = 256
@@ -118,7 +118,12 @@ def _initial_state(cells: _Cells, number: int, slot: int, step: Edge) -> Edge:
         limits = [
             cells.constant(f"{slot}/{name}", np.array(at, np.int32)) for name, at in (("number", number), ("axis", 0))
         ]
-        attrs = {"Tparams": DType.FLOAT, "Tindices": DType.INT32, "Taxis": DType.INT32, "batch_dims": 0}
+        attrs: dict[str, Attr] = {
+            "Tparams": DType.FLOAT,
+            "Tindices": DType.INT32,
+            "Taxis": DType.INT32,
+            "batch_dims": 0,
+        }
         name = f"{translator.name(node.name)}/{cells.prefix}/state_{slot}"
         return translator.add_node(name, "GatherV2", [translator.plain(node.inputs[slot]), *limits], **attrs)
     zeros = cells.constant(f"{slot}/zeros", np.zeros((1, cells.size), np.float32))
