@@ -100,6 +100,15 @@ def test_weights_keep_the_levels_of_training() -> None:
     np.testing.assert_allclose(weights * scales.reshape(4, 1, 1, 1), expected, rtol=1e-5)
 
 
+def test_litert_keeps_the_levels_of_training() -> None:
+    result = qk.quantize(trained_network(), target="litert", runs=0)
+    graph = result.model.graph
+    (rounded,) = [node for node in graph.nodes.values() if node.op == "FakeQuantWithMinMaxVarsPerChannel"]
+    high = graph[rounded.inputs[2].node].value.array
+    steps = graph[rounded.inputs[0].node].value.array / (high / 127)
+    np.testing.assert_allclose(steps, np.rint(steps), atol=1e-3)
+
+
 def test_layers_without_ranges_stay_float() -> None:
     result = qk.quantize(trained_network(is_second_trained=False), target="litert", runs=0)
     (pattern,) = result.plan.patterns

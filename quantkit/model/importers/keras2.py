@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ _FUNCTIONS = frozenset(
     }
 )
 # Modules of tf-keras with the classes that a model consists of.
-_MODULES = ("layers", "initializers", "regularizers", "constraints", "models", "mixed_precision", "activations")
+_MODULES = (
+    *("layers", "initializers", "regularizers", "constraints", "models", "mixed_precision", "activations"),
+    *("losses", "metrics", "optimizers", "optimizers.schedules"),  # of the compiled model, which is not loaded
+)
 _WRAPPERS = ("PruneLowMagnitude", "ClusterWeights", "ClusterWeightsMHA")
 TFMOT_LAYERS = frozenset({*_WRAPPERS, "QuantizeAnnotate", "QuantizeLayer", "QuantizeWrapper", "QuantizeWrapperV2"})
 
@@ -105,7 +109,7 @@ def _scope_objects(get_custom_objects: Callable[[], Mapping[str, Any]]) -> list[
 
 def is_of_keras2(keras: Any, name: str) -> bool:
     """Return True if tf-keras has a public class or function of models with a name."""
-    return any(hasattr(getattr(keras, module), name) for module in _MODULES)
+    return any(hasattr(attrgetter(module)(keras), name) for module in _MODULES)
 
 
 def is_harmless_function(name: str) -> bool:

@@ -29,6 +29,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.kernels.windows import Windows
+from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.semantics import FUSED_ACTIVATION_OPS
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.parameters import QuantizationParameters
@@ -36,8 +37,10 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.base import Target
+from quantkit.quantization.weight_levels import find_limits
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
+FAKE_QUANT_PER_CHANNEL = "FakeQuantWithMinMaxVarsPerChannel"
 DEPTHWISE = "DepthwiseConv2dNative"
 # Largest window of XNNPACK's depthwise kernels, 5x5.
 MAX_WINDOW = 25
@@ -65,7 +68,39 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         limits.update(
             {Edge(node.name): _include_zero(ranges[Edge(name)]) for node in nodes[:-1] if node.op == DEPTHWISE}
         )
-    return _add_fake_quants(_protect_float_ops(draft.graph(), plan, limits), limits)
+    return _add_fake_quants(_protect_float_ops(_keep_levels(draft.graph(), plan), plan, limits), limits)
+
+
+# Weights
+
+
+def _keep_levels(graph: Graph, plan: Plan) -> Graph:
+    """Return the graph with FakeQuant ops of the weights whose values the converter would round, see `find_limits`."""
+    draft = Draft(graph)
+    for pattern in plan.patterns:
+        layer = graph[pattern.layer]
+        # The last dimension of these weights is the output channel.
+        if not pattern.weights or layer.op not in ("Conv2D", "MatMul") or layer.attrs.get("transpose_b"):
+            continue
+        values = graph[pattern.weights].value.array
+        limits = find_limits(values.reshape(-1, values.shape[-1]))
+        if limits is None:
+            continue
+        high = np.where(limits > 0, limits, 1).astype(np.float32)
+        if layer.op == "MatMul":  # the converter transposes its weights, which must have one scale
+            if np.ptp(high):
+                continue
+            high = high[0]
+        ends = [
+            constant(free_name(graph, f"{layer.name}/{suffix}"), sign * high)
+            for suffix, sign in (("levels_low", -1), ("levels_high", 1))
+        ]
+        name = free_name(graph, f"{layer.name}/levels")
+        inputs = (Edge(pattern.weights), *(Edge(node.name) for node in ends))
+        op = FAKE_QUANT_PER_CHANNEL if high.ndim else FAKE_QUANT
+        rounded = Node(name, op, inputs, attrs={"num_bits": 8, "narrow_range": True})
+        draft.replace(layer.name, *ends, rounded, layer.with_input(WEIGHTS_INDEX, Edge(name)))
+    return draft.graph()
 
 
 # Average pools

@@ -76,7 +76,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         if kind == "trained":
             model(samples, training=True)  # observes the ranges
         if kind == "pruned":
-            model.compile("sgd", "mse", run_eagerly=True)
+            model.compile(keras.optimizers.SGD(1e-3), keras.losses.MeanSquaredError(), run_eagerly=True)
             model.fit(samples, np.zeros((16, 4)), verbose=0, callbacks=[sparsity.UpdatePruningStep()])
         model.save(folder / f"{kind}.h5")
         model.save(folder / f"{kind}.keras")
