@@ -136,6 +136,8 @@ def weights_of(source: Graph | Path) -> list[Array]:
     """Return the large weight tensors of a graph or of a LiteRT file."""
     if isinstance(source, Graph):
         arrays = [weights.value.array for weights in find_weights(source)]
+        # The fused ops of oneDNN and the classic ops are no layers of a float graph.
+        arrays = arrays or [node.value.array for node in source.nodes.values() if node.is_constant]
     else:
         interpreter = tf.lite.Interpreter(str(source))
         details = [detail for detail in interpreter.get_tensor_details() if detail["dtype"] is np.int8]
@@ -179,37 +181,44 @@ def measure_compressed(folder: Path, kind: str, images: Array, labels: Array) ->
         yield {**row, **describe_weights(path if target == "litert" else result.model.graph)}
 
 
-def measure(folder: Path) -> dict[str, Any]:
-    train_images, train_labels, images, labels = load_data()
-    data = (train_images, train_labels)
+def train(folder: Path, data: tuple[Array, Array]) -> None:
+    """Train the network, fine-tune it in three ways, and save all models."""
     tf_keras.utils.set_random_seed(SEED)
     base = fit(network(), data, EPOCHS, 3e-3)
     base.save(folder / "float.h5")
-    document: dict[str, Any] = {
-        "machine": this_machine().to_json(),
-        "images": {"train": len(train_images), "test": len(images)},
-        "float": accuracy(base.predict(images, verbose=0), labels),
-    }
-    trained = fit(tfmot.quantization.keras.quantize_model(base), data, FINE_TUNING_EPOCHS, 3e-4)
-    save(trained, folder, "trained")
-    simulated = trained.predict(images, verbose=0)
-    document["simulation"] = accuracy(simulated, labels)
-    document["converter"] = measure_converter(folder, simulated, images, labels)
-    document["quantized"] = list(measure_quantized(folder, simulated, images, labels))
+    save(fit(tfmot.quantization.keras.quantize_model(base), data, FINE_TUNING_EPOCHS, 3e-4), folder, "trained")
 
     schedule = tfmot.sparsity.keras.ConstantSparsity(SPARSITY, 0, frequency=10)
     pruned = tfmot.sparsity.keras.prune_low_magnitude(base, schedule)
     fit(pruned, data, FINE_TUNING_EPOCHS, 1e-3, [tfmot.sparsity.keras.UpdatePruningStep()])
     save(pruned, folder, "pruned")
-    document["pruned"] = list(measure_compressed(folder, "pruned", images, labels))
 
     base = tf_keras.models.load_model(folder / "float.h5", compile=False)
     clustered = tfmot.clustering.keras.cluster_weights(
         base, CLUSTERS, tfmot.clustering.keras.CentroidInitialization.KMEANS_PLUS_PLUS
     )
     save(fit(clustered, data, FINE_TUNING_EPOCHS, 3e-4), folder, "clustered")
-    document["clustered"] = list(measure_compressed(folder, "clustered", images, labels))
-    return document
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Return accuracy, zeros, clusters and sizes; models that are in the folder are not trained again."""
+    train_images, train_labels, images, labels = load_data()
+    if not (folder / "clustered_saved_model").exists():
+        train(folder, (train_images, train_labels))
+    with tfmot.quantization.keras.quantize_scope():
+        trained = tf_keras.models.load_model(folder / "trained.h5", compile=False)
+    simulated = trained.predict(images, verbose=0)
+    base = tf_keras.models.load_model(folder / "float.h5", compile=False)
+    return {
+        "machine": this_machine().to_json(),
+        "images": {"train": len(train_images), "test": len(images)},
+        "float": accuracy(base.predict(images, verbose=0), labels),
+        "simulation": accuracy(simulated, labels),
+        "converter": measure_converter(folder, simulated, images, labels),
+        "quantized": list(measure_quantized(folder, simulated, images, labels)),
+        "pruned": list(measure_compressed(folder, "pruned", images, labels)),
+        "clustered": list(measure_compressed(folder, "clustered", images, labels)),
+    }
 
 
 def measure_speed(folder: Path) -> dict[str, Any]:
