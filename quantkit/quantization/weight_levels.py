@@ -81,7 +81,7 @@ def _find_centroid_limits(channels: Floats) -> Floats | None:
         centroids.append(distinct)
     reference = max(centroids, key=len)
     common = np.unique(np.concatenate(centroids))
-    if len(common) > len(reference) and MIN_CLUSTER_SIZE * len(reference) <= channels.shape[1]:
+    if len(common) > len(reference) and len(reference) < channels.shape[1]:
         factors = [_find_factor(distinct, reference) for distinct in centroids]
         if None not in factors:
             limits: Floats = np.abs(np.array(factors, np.float64)) * np.abs(reference).max()

@@ -135,9 +135,9 @@ def measure_converter(folder: Path, simulated: Array, images: Array, labels: Arr
 def weights_of(source: Graph | Path) -> list[Array]:
     """Return the large weight tensors of a graph or of a LiteRT file."""
     if isinstance(source, Graph):
-        arrays = _large(weights.value.array for weights in find_weights(source))
-        # The fused ops of oneDNN and the classic ops are no layers of a float graph.
-        arrays = arrays or _large(node.value.array for node in source.nodes.values() if node.is_constant)
+        arrays = select_large(weights.value.array for weights in find_weights(source))
+        # `find_weights` finds layers of float graphs, not fused ops of oneDNN and classic ops.
+        arrays = arrays or select_large(node.value.array for node in source.nodes.values() if node.is_constant)
     else:
         interpreter = tf.lite.Interpreter(str(source))
         details = [detail for detail in interpreter.get_tensor_details() if detail["dtype"] is np.int8]
@@ -147,10 +147,10 @@ def weights_of(source: Graph | Path) -> list[Array]:
                 arrays.append(interpreter.get_tensor(detail["index"]))
             except ValueError:  # an activation has no data before a run
                 continue
-    return _large(arrays)
+    return select_large(arrays)
 
 
-def _large(arrays: Iterable[Array]) -> list[Array]:
+def select_large(arrays: Iterable[Array]) -> list[Array]:
     return [array for array in arrays if array.size >= MIN_ELEMENTS]
 
 
