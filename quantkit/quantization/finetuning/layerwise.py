@@ -6,8 +6,9 @@ With X the inputs of a layer in the float model, Q those in the quantized model 
 
 1. Least squares without rounding: V = (Q'Q)^-1 Q'X W.
 2. Rounding row by row: the error of each row is compensated in the rows that are not rounded yet
-   (GPTQ, Frantar et al., 2023). The scale of each channel is searched before.
-3. The bias takes the difference of the means.
+   (GPTQ, Frantar et al., 2023). The scale of each channel is searched before. W itself is rounded, too: the better one
+   of both is taken.
+3. The bias takes the difference of the means: X and Q have zero means above in a layer with a bias.
 
 No gradients are needed. Memory holds the matrices Q'Q and Q'X of the layers of one pass.
 """
@@ -150,6 +151,14 @@ class _Moments:
         self.float_sum += floats.sum(1)
         self.count += quantized.shape[1]
 
+    def center(self) -> tuple[Doubles, Doubles]:
+        """Return Q'Q and Q'X of rows whose mean is subtracted."""
+        means = self.quantized_sum[:, :, None] / self.count
+        return (
+            self.products - means * self.quantized_sum[:, None, :],
+            self.crossed - means * self.float_sum[:, None, :],
+        )
+
 
 def tune_layers(
     training: Training,
@@ -274,11 +283,10 @@ def _tune_layer(
         return
     weights = _weights_of(simulation, layer)
     matrices = layer.matrices(weights)
-    damping = DAMPING * np.trace(moments.products, axis1=1, axis2=2) / matrices.shape[1]
-    identity = np.eye(matrices.shape[1])
-    damped = moments.products + (damping[:, None, None] + 1e-12) * identity
-    targets = np.linalg.solve(damped, (moments.crossed + damping[:, None, None] * identity) @ matrices)
-    rounded = _round_matrices(targets, damped, spec)
+    bias = biases.get(layer.bias)
+    has_bias = bias is not None and bias.size == matrices.shape[0] * matrices.shape[2]
+    products, crossed = moments.center() if has_bias else (moments.products, moments.crossed)
+    rounded = _fit(matrices, products, crossed @ matrices, spec)
     tuned = layer.weights(rounded, weights.shape).astype(np.float32)
     source = simulation.source[layer.trainable.name].value
     positions = simulation.uses[layer.trainable.name][0].positions
@@ -287,14 +295,30 @@ def _tune_layer(
         values = np.empty(source.num_elements, np.float32)
         values[positions] = tuned
     yield layer.trainable.name, Tensor.of(values.reshape(source.shape))
-    if layer.bias in biases:
+    if bias is not None and has_bias:
         means = (
             np.einsum("gd,gdc->gc", moments.float_sum, matrices)
             - np.einsum("gd,gdc->gc", moments.quantized_sum, rounded)
         ) / moments.count
-        bias = biases[layer.bias]
-        if bias.size == means.size:
-            yield layer.bias, Tensor.of((bias + means.reshape(bias.shape)).astype(np.float32))
+        yield layer.bias, Tensor.of((bias + means.reshape(bias.shape)).astype(np.float32))
+
+
+def _fit(matrices: Doubles, products: Doubles, expected: Doubles, spec: Spec) -> Doubles:
+    """Return matrices of quantized weights.
+
+    Args:
+        matrices: float weights W, (g, d, c).
+        products: Q'Q, (g, d, d).
+        expected: Q'X W, (g, d, c).
+        spec: number format.
+    """
+    damping = DAMPING * np.trace(products, axis1=1, axis2=2)[:, None, None] / matrices.shape[1] + 1e-12
+    damped = products + damping * np.eye(matrices.shape[1])
+    solved = np.linalg.solve(damped, expected + damping * matrices)
+    candidates = [_round_matrices(targets, damped, spec) for targets in (solved, matrices)]
+    # |X W - Q V|^2 without the term that V does not change.
+    errors = [np.sum(values * (products @ values - 2 * expected)) for values in candidates]
+    return candidates[int(np.argmin(errors))]
 
 
 def _round_matrices(targets: Doubles, products: Doubles, spec: Spec) -> Doubles:
