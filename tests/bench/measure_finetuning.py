@@ -1,0 +1,227 @@
+"""Measure the accuracy that fine-tuning recovers after calibration, and its time and memory.
+
+    python tests/bench/measure_finetuning.py BUILD [CASE ...] [--steps 300]
+
+Quantizes each case of `CASES` three times, each in its own process: calibrated, with the layer-wise fit, and with
+``--finetune STEPS``. BUILD holds the trained network, and the file of the Inception v3 stand-in. For each model:
+top-1 (with labels), agreement and KL divergence with the float model on held-out images, seconds and peak memory of the
+process, the recovered fraction of the loss, and the agreement of the file with its simulation in each runtime. `FORMS`
+are all targets after the layer-wise fit. Writes `finetuning.json`, after each model; models that the file has are not
+measured again. The case `inception_v3` takes hours on two cores.
+"""
+
+import argparse
+import json
+import logging
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "support"), str(HERE)]
+
+from finetuning_networks import PROBLEMS, Problem  # noqa: E402
+
+import quantkit as qk  # noqa: E402
+from quantkit.benchmark.host.machine import this_machine  # noqa: E402
+from quantkit.formats.temporary import temporary_folder  # noqa: E402
+from quantkit.ir.tensor import Array  # noqa: E402
+from quantkit.quantization.finetuning.simulation import simulate  # noqa: E402
+from quantkit.quantization.finetuning.simulator import VALUES, Objective, Simulator  # noqa: E402
+from quantkit.quantization.finetuning.variables import Variables  # noqa: E402
+from quantkit.quantization.workflow.conversion import Conversion  # noqa: E402
+from quantkit.quantization.workflow.fine_tuning import correct  # noqa: E402
+from quantkit.runtimes import open_session  # noqa: E402
+from quantkit.runtimes.session import Session  # noqa: E402
+
+OUTPUT = HERE / "finetuning.json"
+CALIBRATED, LAYERWISE = "calibrated", "layerwise"
+LEAST_PROBABILITY = 1e-7
+# Held-out samples that compare a file with its simulation.
+NUM_SIMULATED = 500
+
+
+@dataclass(frozen=True)
+class Case:
+    """Network with the options of its quantization.
+
+    Attributes:
+        problem: name in `PROBLEMS`.
+        target: target format.
+        scheme: fields of the scheme that differ from the target's.
+        reduce_range: True for 7-bit weights.
+    """
+
+    problem: str
+    target: str = "onnx"
+    scheme: Mapping[str, Any] | None = None
+    reduce_range: bool = False
+
+
+CASES = {
+    "mobilenet_7_bits_per_tensor": Case("mobilenet", scheme={"weights": "qint8 symmetric reduce_range"}),
+    "mobilenet_7_bits": Case("mobilenet", reduce_range=True),
+    "digits_eightbit": Case("digits", "eightbit"),
+    "pplcnet_orientation": Case("pplcnet_orientation"),
+    "inception_v3": Case("inception_v3"),
+}
+FORMS = {
+    f"{problem}_{target}": Case(problem, target)
+    for problem in ("mobilenet", "digits")
+    for target in ("onnx", "tensorflow", "eightbit", "litert")
+}
+
+
+def measure(case: Case, method: str, build: Path) -> dict[str, Any]:
+    """Return the figures of one model; the process must be new."""
+    problem = PROBLEMS[case.problem](build)
+    scheme = {"target": case.target, **(case.scheme or {})}
+    start = perf_counter()
+    result = qk.quantize(
+        problem.model,
+        problem.calibration,
+        scheme=scheme,
+        reduce_range=case.reduce_range,
+        limit=len(problem.calibration),
+        finetune=None if method == CALIBRATED else method,
+        runs=0,
+        **problem.options,
+    )
+    seconds = perf_counter() - start
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    row = {"seconds": round(seconds, 1), "peak_bytes": peak_bytes, **compare(result, problem)}
+    if result.report.fine_tuning is not None:
+        row["report"] = result.report.fine_tuning.to_json()
+    return row
+
+
+def compare(result: qk.QuantizationResult, problem: Problem) -> dict[str, Any]:
+    """Return the accuracy on the held-out samples, and the agreement of the file with its simulation."""
+    conversion = result.conversion
+    with open_session(conversion.float_graph or conversion.graph, "auto") as session:
+        floats = compute_scores(session, problem.held_out)
+    simulated = simulate_scores(conversion, problem.held_out[:NUM_SIMULATED])
+    figures: dict[str, Any] = {}
+    with temporary_folder() as folder:
+        path = result.save(folder / f"model{conversion.target.suffixes[0]}")
+        for runtime in conversion.runtimes:
+            with open_session(path, runtime) as session:
+                scores = compute_scores(session, problem.held_out)
+            figures.setdefault("accuracy", describe(floats, scores, problem.labels))
+            figures.setdefault("simulation", {})[runtime] = round(agreement(simulated, scores[:NUM_SIMULATED]), 4)
+    return {"float": describe(floats, floats, problem.labels), **figures}
+
+
+def compute_scores(session: Session, samples: Array) -> Array:
+    """Return the class scores of the first output, (n, k)."""
+    name = session.inputs[0].name
+    runs = (session.run({name: sample[None]}) for sample in samples)
+    return np.stack([next(iter(outputs.values())).reshape(-1) for outputs in runs])
+
+
+def simulate_scores(conversion: Conversion, samples: Array) -> Array:
+    """Return the class scores that the simulation computes."""
+    corrected = correct(conversion)
+    simulation = simulate(corrected.graph, corrected.plan, corrected.ranges)
+    variables = Variables.of(simulation)
+    simulator = Simulator(simulation, variables, Objective(VALUES, (1.0,)))
+    zeros = variables.zeros()
+    return np.stack([simulator.outputs(zeros, [sample[None]])[0].reshape(-1) for sample in samples])
+
+
+def agreement(first: Array, second: Array) -> float:
+    return float(np.mean(first.argmax(1) == second.argmax(1)))
+
+
+def describe(floats: Array, scores: Array, labels: Array | None) -> dict[str, float]:
+    """Return agreement, mean KL divergence, and top-1 with labels."""
+    logarithms = [log_probabilities(array) for array in (floats, scores)]
+    divergence = np.mean(np.sum(np.exp(logarithms[0]) * (logarithms[0] - logarithms[1]), 1))
+    figures = {"agreement": round(agreement(floats, scores), 4), "kl_divergence": round(float(divergence), 5)}
+    if labels is not None:
+        figures["top1"] = round(float(np.mean(scores.argmax(1) == labels)), 4)
+    return figures
+
+
+def log_probabilities(scores: Array) -> Array:
+    scores = scores.astype(np.float64)
+    if (scores >= 0).all() and np.allclose(scores.sum(1), 1, atol=0.02):
+        logarithms: Array = np.log(np.maximum(scores, LEAST_PROBABILITY))
+        return logarithms
+    centered = scores - scores.max(1, keepdims=True)
+    normalized: Array = centered - np.log(np.exp(centered).sum(1, keepdims=True))
+    return normalized
+
+
+def compute_recovery(rows: Mapping[str, Mapping[str, Any]], method: str) -> dict[str, float]:
+    """Return the fraction of the loss of the calibrated model that a method recovers, for each metric."""
+    floats, calibrated, tuned = (
+        rows[CALIBRATED]["float"],
+        rows[CALIBRATED]["accuracy"],
+        rows[method]["accuracy"],
+    )
+    return {
+        name: round((tuned[name] - calibrated[name]) / (value - calibrated[name]), 3)
+        for name, value in floats.items()
+        if value != calibrated[name]
+    }
+
+
+def run(name: str, method: str, build: Path) -> dict[str, Any]:
+    """Return `measure` in its own process."""
+    command = [sys.executable, __file__, str(build), name, "--method", method]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path, help="folder of the trained network and of classify_image_graph_def.pb")
+    parser.add_argument("cases", nargs="*", help="names of cases (default: all)")
+    parser.add_argument("--steps", default="300", help="number of steps (default: 300)")
+    parser.add_argument("--method", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.method:
+        logging.disable(logging.WARNING)
+        print(json.dumps(measure((CASES | FORMS)[options.cases[0]], options.method, options.build)))
+        return
+    options.build.mkdir(parents=True, exist_ok=True)
+    for name in options.cases or CASES | FORMS:
+        for method in (CALIBRATED, LAYERWISE, options.steps) if name in CASES else (LAYERWISE,):
+            if method not in rows_of(read(), name):
+                row = run(name, method, options.build)
+                print(name, method, json.dumps(row), flush=True)
+                save(name, method, row)
+
+
+def read() -> dict[str, Any]:
+    """Return the document of earlier calls; another process may measure other cases."""
+    document: dict[str, Any] = json.loads(OUTPUT.read_text()) if OUTPUT.exists() else {}
+    return document
+
+
+def rows_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+    rows: dict[str, Any] = document.setdefault("cases" if name in CASES else "forms", {}).setdefault(name, {})
+    return rows
+
+
+def save(name: str, method: str, row: dict[str, Any]) -> None:
+    document = read() | {"schema": "quantkit.finetuning/1", "machine": this_machine().to_json()}
+    rows = rows_of(document, name)
+    rows[method] = row
+    if name in CASES and method != CALIBRATED:
+        row["recovered"] = compute_recovery(rows, method)
+    OUTPUT.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
