@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "support"), str(HERE)]
+sys.path.insert(0, str(HERE.parent / "support"))
 
 from finetuning_networks import PROBLEMS, Problem  # noqa: E402
 

@@ -31,8 +31,8 @@ CONSTANT_RATE, SCALE_RATE = 0.01, 0.01
 MOMENTUM, SQUARES_MOMENTUM, EPSILON = 0.9, 0.99, 1e-12
 # Fraction of the samples that is held out, and its largest number of samples.
 HELD_OUT, MAX_HELD_OUT = 0.2, 128
-# Number of evaluations of a training, and of evaluations without improvement after which it stops: the loss falls most
-# in the last part, where the learning rate is small, so that a plateau before it is no reason to stop.
+# Number of evaluations of a training, and of evaluations without improvement that end it. The loss falls most in the
+# last part, with a small learning rate.
 EVALUATIONS, PATIENCE = 15, 8
 # Fraction of the budget with a rising learning rate.
 WARM_UP = 0.05
