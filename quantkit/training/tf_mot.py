@@ -84,17 +84,23 @@ def prune_legacy(model: Any, schedule: PruningSchedule, on_message: OnMessage) -
     from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import PruneRegistry
 
     _require_unwrapped(model, _PRUNED, "pruned")
-    constant = api.ConstantSparsity(schedule.final, schedule.begin, frequency=schedule.frequency)
-    decay = api.PolynomialDecay(
-        schedule.initial, schedule.final, schedule.begin, schedule.end, frequency=schedule.frequency
-    )
-    pruning = constant if schedule.is_constant else decay
+    pruning = _translate_schedule(api, schedule)
 
     def wrap(layer: Any) -> Any:
         return api.prune_low_magnitude(layer, pruning)
 
     with _translate_errors(model):
         return _wrap_layers(_copy(model), wrap, PruneRegistry.supports, "pruned", on_message)
+
+
+def _translate_schedule(api: Any, schedule: PruningSchedule) -> Any:
+    """Return TF-MOT's form of a schedule: its first step is 1, and it selects weights at multiples of its frequency."""
+    begin, end = schedule.begin + 1, schedule.end + 1
+    if schedule.is_constant:
+        return api.ConstantSparsity(schedule.final, begin, frequency=schedule.frequency)
+    # The last selection is at the end of the schedule.
+    frequency = max(steps for steps in range(1, schedule.frequency + 1) if (end - begin) % steps == 0)
+    return api.PolynomialDecay(schedule.initial, schedule.final, begin, end, frequency=frequency)
 
 
 def cluster_legacy(model: Any, count: int, on_message: OnMessage) -> Any:
