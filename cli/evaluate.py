@@ -15,6 +15,7 @@ from ._arguments import (
     classifier_options,
     parse_fraction,
     parse_positive,
+    parse_ratio,
     session_options,
 )
 from ._loading import model_and_runtime
@@ -49,7 +50,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=parse_fraction,
         help="exit 1 if the agreement, or the metric of --task, is below this, for example 0.985",
     )
-    parser.add_argument("--max-kl", type=float, help="exit 1 if the KL divergence is above this, for example 0.02")
+    parser.add_argument(
+        "--max-kl", type=parse_ratio, help="exit 1 if the KL divergence is above this, for example 0.02"
+    )
     add_model_flags(parser)
 
 

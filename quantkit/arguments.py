@@ -9,6 +9,7 @@ with the name, the value and the allowed values:
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from inspect import CO_VARARGS, CO_VARKEYWORDS
@@ -92,7 +93,7 @@ def require_positive(**arguments: Any) -> None:
         UsageError: an argument is not.
     """
     for name, value in arguments.items():
-        _require(_is_integer(value) and value >= 1, name, value, "a whole number from 1", 1)
+        _require(_is_integer(value) and 1 <= value <= sys.maxsize, name, value, "a whole number from 1", 1)
 
 
 def require_number(**arguments: Any) -> None:

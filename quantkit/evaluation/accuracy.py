@@ -96,7 +96,10 @@ class Evaluation:
 
         Raises:
             CheckError: a metric violates its limit, or is not known.
+            UsageError: a limit is not a number in its range.
         """
+        require_fraction(**without_none(min_top1=min_top1, min_agreement=min_agreement))
+        require_ratio(**without_none(max_kl=max_kl))
         metrics = self.metrics
         if self.outputs is not None and min_agreement is not None:
             if metrics.not_finite or self.outputs.score < min_agreement:
@@ -295,6 +298,8 @@ def evaluate(
         options, runtimes, preprocessing, label_file, batch, input_layer, output_layer, metric
     )
     start = perf_counter()
+    if dataset.size:
+        workers = min(workers, -(-dataset.size // batch))  # a part has at least one batch
     if workers == 1:
         with EvaluationRun(models, dataset, settings) as run:
             if run.facts.is_assumed:

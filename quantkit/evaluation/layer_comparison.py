@@ -6,7 +6,7 @@ from html import escape
 from math import isfinite
 from typing import Any
 
-from quantkit.arguments import public
+from quantkit.arguments import public, require_number
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.drawing.bar_chart import BarChart
 from quantkit.errors import CheckError
@@ -161,9 +161,11 @@ class LayerComparison:
 
         Raises:
             CheckError: a tensor is broken or below the limit.
+            UsageError: the limit is not a finite number.
         """
         if min_sqnr is None:
             return
+        require_number(min_sqnr=min_sqnr)
         failing = [row for row in self.rows if row.is_broken or row.sqnr < min_sqnr]
         if failing:
             first = failing[0]

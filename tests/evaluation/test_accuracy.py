@@ -176,3 +176,17 @@ def test_invalid_command_gives_a_message(
 def test_representation_is_one_short_line() -> None:
     evaluation = qk.evaluate("digits", HELDOUT, runtime="reference", limit=4)
     assert repr(evaluation).startswith("Evaluation('digits' in reference, 4 samples, top-1 100.0 %")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate DIGITS --data DATA --reference DIGITS --max-kl nan",
+        "evaluate DIGITS --data DATA --batch 99999999999999999999",
+        "compare digits digits --limit 1 --runtime reference --min-sqnr nan",
+    ],
+)
+def test_invalid_limits_and_counts_are_rejected(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+    assert main(command.replace("DIGITS", "digits@reference").replace("DATA", str(data)).split()) == 2
+    assert "nan" in (error := capsys.readouterr().err) or "99999" in error

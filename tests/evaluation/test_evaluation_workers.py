@@ -34,3 +34,8 @@ def test_streams_and_wrong_models_are_errors() -> None:
         qk.evaluate("digits", HELD_OUT, workers=0)
     with pytest.raises(UsageError, match="not a score for each class"):
         qk.evaluate("digits", HELD_OUT, workers=2, runtime="reference", output_layer="Mul", limit=8)
+
+
+def test_workers_without_a_batch_of_their_own_do_not_count() -> None:
+    evaluation = qk.evaluate("digits", HELD_OUT, workers=1_000_000, runtime="reference", limit=4, batch=4)
+    assert evaluation.samples_per_second < 1e6
