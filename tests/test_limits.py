@@ -11,7 +11,7 @@ import pytest
 from function_graphs import argument, call
 
 import quantkit as qk
-from quantkit.benchmark import feeds
+from quantkit.benchmark.sampling import feeds
 from quantkit.errors import GraphError, UsageError
 from quantkit.evaluation.random_inputs import random_feeds
 from quantkit.formats import graphdef, save
