@@ -288,7 +288,8 @@ def test_an_op_without_gradient_keeps_the_layers_before_it() -> None:
     graph = graph.with_nodes(
         [*(depthwise if node.name == "depthwise" else node for node in graph.nodes.values()), size, resized]
     )
-    result = qk.quantize(graph, IMAGES, runs=0, scheme={**COARSE, "target": "tensorflow"}, finetune=2)
+    scheme = {**COARSE, "target": "tensorflow"}
+    result = qk.quantize(graph, IMAGES, runs=0, runtime="tensorflow", scheme=scheme, finetune=2)
     tuning = result.report.fine_tuning
     assert tuning is not None
     assert tuning.steps == 2
