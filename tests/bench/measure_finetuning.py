@@ -44,6 +44,8 @@ from quantkit.runtimes.session import Session  # noqa: E402
 OUTPUT = HERE / "finetuning.json"
 CALIBRATED, LAYERWISE = "calibrated", "layerwise"
 LEAST_PROBABILITY = 1e-7
+# Loss of each metric that is above chance: smaller ones have no recovered fraction.
+LEAST_LOSS = {"agreement": 0.005, "top1": 0.005, "kl_divergence": 0.001}
 # Held-out samples that compare a file with its simulation.
 NUM_SIMULATED = 500
 
@@ -170,7 +172,7 @@ def compute_recovery(rows: Mapping[str, Mapping[str, Any]], method: str) -> dict
     return {
         name: round((tuned[name] - calibrated[name]) / (value - calibrated[name]), 3)
         for name, value in floats.items()
-        if value != calibrated[name]
+        if abs(value - calibrated[name]) > LEAST_LOSS[name]
     }
 
 
