@@ -288,7 +288,7 @@ def parse_fraction(text: str) -> float:
 
 def parse_ratio(text: str) -> float:
     """Parse a ratio of at least 0."""
-    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
+    if not re.fullmatch(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?", text):
         raise ArgumentTypeError(f"{text!r} is not a ratio such as 1.5")
     return float(text)
 

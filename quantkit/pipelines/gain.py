@@ -8,8 +8,9 @@ from time import perf_counter
 from quantkit.ir.graph import Graph
 from quantkit.pipelines.execution import Execution
 
-# Duration of one measurement and of its warm-up.
+# Duration of one measurement and of its warm-up, and those for a short time of all rounds.
 _SECONDS, _WARMUP = 0.4, 0.3
+_MIN_SECONDS, _MIN_WARMUP = 0.2, 0.1
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 9
 # A rewrite is applied only if its median gain is larger than this fraction.
 MIN_GAIN = 0.03
@@ -49,7 +50,7 @@ def measure_gain(
     after: Graph,
     execution: Execution,
     seconds: float,
-    warmup: float = _WARMUP,
+    warmup: float | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Gain:
     """Measure two pipelines in alternation until the time is used; each round reverses the order.
@@ -58,15 +59,18 @@ def measure_gain(
         before, after: graphs of datasets with at least one element.
         execution: execution of both.
         seconds: time of all rounds; at least three rounds are measured.
-        warmup: duration of each warm-up.
+        warmup: duration of each warm-up (default: 0.1 to 0.3 seconds, depending on ``seconds``).
         clock: source of the time in seconds.
     """
     end = clock() + seconds
+    share = seconds / (2 * _MIN_ROUNDS)
+    duration = min(max(share, _MIN_SECONDS), _SECONDS)
+    warmup = min(max(share, _MIN_WARMUP), _WARMUP) if warmup is None else warmup
     rates: tuple[list[float], list[float]] = ([], [])
     for number in range(_MAX_ROUNDS):
         if number >= _MIN_ROUNDS and clock() > end:
             break
         order = (0, 1) if number % 2 == 0 else (1, 0)
         for index in order:
-            rates[index].append(execution.rate((before, after)[index], _SECONDS, warmup))
+            rates[index].append(execution.rate((before, after)[index], duration, warmup))
     return Gain(tuple(rates[0]), tuple(rates[1]))

@@ -59,7 +59,7 @@ class QuantizationParameters:
         if not (spec.per_channel and spec.axes):
             return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
-        if spec.symmetric and not spec.reduce_range:
+        if spec.symmetric and not spec.reduce_range and values.size:
             limits = find_limits(values.transpose((*rest, *spec.axes)).reshape(-1, _num_channels(spec, values)))
             if limits is not None:
                 return cls.of_limits(spec, -limits, limits)

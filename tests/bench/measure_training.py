@@ -112,6 +112,7 @@ def main() -> None:
     data = load_data()
     network = fit(build_network(), data, EPOCHS, 1e-2)
     document: dict[str, Any] = {
+        "schema": "quantkit.training/1",
         "data": f"scikit-learn's digits, {len(data[2])} held-out images",
         "epochs": TRAINED_EPOCHS,
         "float_top1": top1(network, data),

@@ -293,7 +293,7 @@ def main() -> None:
             measure(NETWORKS[name], arguments.build, tools, row)
         print(describe(name, row), flush=True)
         if arguments.save is not None:
-            document = {"machine": this_machine().to_json(), "networks": rows}
+            document = {"schema": "quantkit.onnx_networks/1", "machine": this_machine().to_json(), "networks": rows}
             arguments.save.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -16,10 +16,7 @@ from quantkit.runtimes import tensorflow
 from quantkit.runtimes.availability import Availability, find_package
 
 TOOLS = (find_package("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx"), tensorflow.RUNTIME.available())
-pytestmark = [
-    pytest.mark.skipif(not all(tool.ok for tool in TOOLS), reason=" ".join(tool.detail for tool in TOOLS)),
-    pytest.mark.filterwarnings("ignore::quantkit.errors.FallbackWarning"),
-]
+pytestmark = pytest.mark.skipif(not all(tool.ok for tool in TOOLS), reason=" ".join(tool.detail for tool in TOOLS))
 
 FLOAT = DType.FLOAT
 

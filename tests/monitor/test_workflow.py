@@ -264,7 +264,14 @@ except KeyboardInterrupt:
     sys.exit(5)
 """
     command = [sys.executable, "-m", "quantkit", "monitor", "--", sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore SIGINT
+    ) as process:
         wait_until(file.exists)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=30)

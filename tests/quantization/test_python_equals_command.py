@@ -57,7 +57,7 @@ def run_command(output: Path, capsys: pytest.CaptureFixture[str], **options: Any
     captured = capsys.readouterr()
     assert code == 0, captured.err
     document: dict[str, Any] = json.loads(captured.out)
-    assert document.pop("schema") == "quantkit.quantize/2"
+    assert document["schema"] == "quantkit.quantize/2"
     return document
 
 

@@ -5,6 +5,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,17 @@ class Files:
     outputs: dict[str, Array]
 
 
+def require_tfmot() -> None:
+    """Skip the test without TF-MOT; an import here would make ``tf.keras`` Keras 2 in all later tests."""
+    if find_spec("tensorflow_model_optimization") is None:
+        pytest.skip("pip install 'quantkit[training]'")
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Save a network in all forms: plain, trained with quantization, pruned and clustered."""
     pytest.importorskip("tf_keras", reason="pip install 'quantkit[training]'")
-    pytest.importorskip("tensorflow_model_optimization", reason="pip install 'quantkit[training]'")
+    require_tfmot()
     import_tensorflow()
     tfmot = keras2.import_tfmot("the test")
     keras = keras2.import_tf_keras("the test")
@@ -123,7 +130,7 @@ def test_a_model_object_is_accepted_and_unchanged(files: Files) -> None:
 
 
 def test_tfmot_does_not_replace_keras() -> None:
-    pytest.importorskip("tensorflow_model_optimization")
+    require_tfmot()
     before = os.environ.get(keras2.LEGACY_KERAS)
     keras2.import_tfmot("the test")
     assert os.environ.get(keras2.LEGACY_KERAS) == before
