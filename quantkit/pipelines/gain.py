@@ -63,9 +63,9 @@ def measure_gain(
         clock: source of the time in seconds.
     """
     end = clock() + seconds
-    share = seconds / (2 * _MIN_ROUNDS)
-    duration = min(max(share, _MIN_SECONDS), _SECONDS)
-    warmup = min(max(share, _MIN_WARMUP), _WARMUP) if warmup is None else warmup
+    available = seconds / (2 * _MIN_ROUNDS)
+    duration = min(max(available, _MIN_SECONDS), _SECONDS)
+    warmup = min(max(available, _MIN_WARMUP), _WARMUP) if warmup is None else warmup
     rates: tuple[list[float], list[float]] = ([], [])
     for number in range(_MAX_ROUNDS):
         if number >= _MIN_ROUNDS and clock() > end:

@@ -51,6 +51,8 @@ _AFTER_CACHE = ("parallelize", "add_prefetch")
 _CLEAR_GAIN = 1.5
 # Duration of an epoch of the pipelines that measure a cache, and their warm-up, in which the cache is filled.
 _CACHE_EPOCH, _CACHE_WARMUP = 0.3, 1.0
+# Both are shorter if the time budget in seconds is below this, down to a fraction.
+_LONG_BUDGET, _MIN_FRACTION = 10.0, 0.4
 
 
 @public
@@ -114,6 +116,8 @@ class _Optimizer:
         self._budget = budget
         self._verify_seconds = budget * _VERIFY_FRACTION
         self._measure_seconds = budget * _MEASURE_FRACTION
+        fraction = max(_MIN_FRACTION, min(1.0, budget / _LONG_BUDGET))
+        self._epoch_seconds, self._warmup_seconds = fraction * _CACHE_EPOCH, fraction * _CACHE_WARMUP
         self._execution = Execution()
         self._on_progress = on_progress
         self._difference = ""
@@ -218,7 +222,7 @@ class _Optimizer:
             epoch: stage and number of its elements in an epoch.
         """
         first, second = (_shorten_epoch(graph, *epoch) for graph in (before, after))
-        return measure_gain(first, second, self._execution, self._measure_seconds, warmup=_CACHE_WARMUP)
+        return measure_gain(first, second, self._execution, self._measure_seconds, warmup=self._warmup_seconds)
 
     def _cache(self) -> PipelineStep:
         """Verify and measure a cache, after maps that can be applied before their shuffles."""
@@ -232,7 +236,7 @@ class _Optimizer:
         comparison = self._verify(cached.graph)
         if comparison.difference:
             return PipelineStep(_CACHE, changes, (), comparison, reason=comparison.difference)
-        epoch = site.stage, self._count_for(_CACHE_EPOCH, self._graph[site.stage])
+        epoch = site.stage, self._count_for(self._epoch_seconds, self._graph[site.stage])
         gain = self._measure_epochs(self._graph, cached.graph, epoch)
         step = PipelineStep(_CACHE, changes, (), comparison, gain, applied=gain.is_gain)
         if not gain.is_gain:
