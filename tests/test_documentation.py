@@ -125,7 +125,7 @@ def fetch_inception(folder: Path, standin: Path) -> None:
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command with few repetitions, which do not matter here."""
     limits = {
-        "benchmark": "" if "--sweep" in command else "--runs 3 --warmup 1 --processes 2",
+        "benchmark": "" if "--sweep" in command else "--runs 3 --warmup 1 --processes 3",
         "quantize": "--runs 3" if "inception_v3" in command else "--runs 0",
         "evaluate": "--limit 12",
         "compare": "" if "--structure" in command else "--limit 2",
