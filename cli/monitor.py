@@ -66,10 +66,10 @@ def run(args: Namespace) -> int:
             on_snapshot=on_snapshot,
             on_output=on_output if args.command else None,
         )
+    emit(args, result)  # first: a page that cannot be written does not lose the report of a finished job
     if args.html is not None:
         result.save_html(args.html)
         log(args, f"report: {args.html}")
-    emit(args, result)
     if result.exit_code is not None:
         return result.exit_code
     return INTERRUPTED if result.is_interrupted else 0

@@ -86,7 +86,7 @@ class Ranges(Mapping[Edge, Range]):
     Attributes:
         ranges: range by edge.
         provenance: graph, data and scheme of the calibration.
-        warnings: tensors that are hard to quantize: NaN, infinity, a constant, a dominant channel.
+        warnings: tensors that are hard to quantize: NaN, infinity, a constant, a dominant channel; skipped samples.
         means: mean of each channel by edge, for bias correction; empty without it.
         mean_errors: mean quantization error of each channel by edge, for bias correction; empty without measurement.
         scales: scale of each channel by edge that moves into the weights, see `scale_migration`; the ranges are those

@@ -148,6 +148,8 @@ def _calibrate(
                 options.on_message(f"calibration state saved to {state}; run the same command to resume")
             raise
     _report_unreadable(samples, options)
+    if samples.unreadable:
+        ranges = replace(ranges, warnings=(*ranges.warnings, _describe_unreadable(samples)))
     if samples.position and data.holds_images:
         options.on_message(f"calibrated: {describe_rates(samples.times.rates(samples.position, samples.seconds))}")
     reference.preprocessing, reference.is_classifier = samples.preprocessing, samples.is_classifier
@@ -215,6 +217,13 @@ def _report_preprocessing(pipeline: InputPipeline, options: Options) -> None:
         options.on_message(describe_assumption(pipeline))
     elif pipeline.applied is not None:
         options.on_message(f"preprocessing of images: {pipeline.applied.description}")
+
+
+def _describe_unreadable(samples: LabeledFeeds) -> str:
+    """Return the number of skipped samples, with the reason of the first one."""
+    name, reason = next(iter(samples.unreadable.items()))
+    count = len(samples.unreadable)
+    return f"{count} of the calibration {samples.noun} skipped, the first one is {name}: {reason}"
 
 
 def _report_unreadable(samples: LabeledFeeds, options: Options) -> None:
