@@ -57,7 +57,7 @@ def eight_bit_table(document: dict[str, Any], link: str) -> list[str]:
         *lines,
         "",
         "Batch 1, every runtime with its best thread setting, in alternation; agreement and KL divergence with the "
-        f"float model on 400 crops. Run time of `quantkit quantize` with 100 images, including the report: {seconds}. "
+        f"float model on 400 crops. Run time of `quantkit quantize` with 100 images, including the latency in its report: {seconds}. "
         f"{machine(document)}. Measurements: {link}.",
     ]
 
