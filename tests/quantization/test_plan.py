@@ -106,6 +106,7 @@ def test_tensors_with_negative_values_are_signed() -> None:
         ("a = conv(x)\ny = Softmax(a)", "y", "small probabilities"),
         ("a = conv(x)\ny = FusedBatchNormV3(a, b, b, b, b)", "y", "run fold_batch_norms first"),
         ("y = AddV2(x, x)", "y", "neither operand is a single-consumer layer output"),
+        ("y = MatMul(x)", "y", "a required input is missing"),
     ],
 )
 def test_float_fallback_has_a_reason(body: str, node: str, reason: str) -> None:

@@ -93,7 +93,7 @@ def test_samples_that_are_not_finite_are_skipped(
     kind = "NaN" if np.isnan(value) else "infinity"
     output = capsys.readouterr()
     assert f"skipped sample 11: {kind} in 1 of 256 values" in output.err
-    assert f"warning: 1 of the calibration samples skipped, the first one is sample 11: {kind} in 1 of" in output.out
+    assert f"warning: 1 of the calibration images skipped, the first one is sample 11: {kind} in 1 of" in output.out
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 

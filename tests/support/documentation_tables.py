@@ -57,7 +57,8 @@ def eight_bit_table(document: dict[str, Any], link: str) -> list[str]:
         *lines,
         "",
         "Batch 1, every runtime with its best thread setting, in alternation; agreement and KL divergence with the "
-        f"float model on 400 crops. Run time of `quantkit quantize` with 100 images, including the latency in its report: {seconds}. "
+        "float model on 400 crops. Run time of `quantkit quantize` with 100 images, with the latency of its report: "
+        f"{seconds}. "
         f"{machine(document)}. Measurements: {link}.",
     ]
 

@@ -40,6 +40,9 @@ class TensorFlowRoles(Roles):
     source_ops = frozenset({"Const", "Placeholder", "NoOp"})
     float_reasons = FLOAT_REASONS
 
+    def is_valid(self, node: Node) -> bool:
+        return len(node.inputs) > 1 or node.op not in self.weights_ops | self.bias_ops
+
     def find_layer(self, graph: Graph, layer: Node) -> Layer | None:
         return find_layer(layer)
 
