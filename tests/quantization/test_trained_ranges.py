@@ -77,6 +77,7 @@ def test_a_graph_without_fake_quants_is_unchanged() -> None:
     assert not ranges
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("target", ["onnx", "tensorflow", "eightbit", "litert"])
 def test_every_target_uses_the_trained_ranges(target: str) -> None:
     messages: list[str] = []
@@ -100,6 +101,7 @@ def test_weights_keep_the_levels_of_training() -> None:
     np.testing.assert_allclose(weights * scales.reshape(4, 1, 1, 1), expected, rtol=1e-5)
 
 
+@pytest.mark.engine
 def test_litert_keeps_the_levels_of_training() -> None:
     result = qk.quantize(trained_network(), target="litert", runs=0)
     graph = result.model.graph
@@ -109,6 +111,7 @@ def test_litert_keeps_the_levels_of_training() -> None:
     np.testing.assert_allclose(steps, np.rint(steps), atol=1e-3)
 
 
+@pytest.mark.engine
 def test_layers_without_ranges_stay_float() -> None:
     result = qk.quantize(trained_network(is_second_trained=False), target="litert", runs=0)
     (pattern,) = result.plan.patterns
@@ -116,6 +119,7 @@ def test_layers_without_ranges_stay_float() -> None:
     assert result.plan.float_fallbacks["d"] == NO_RANGE
 
 
+@pytest.mark.engine
 def test_calibration_adds_the_missing_ranges() -> None:
     samples: Array = np.random.default_rng(1).normal(0, 1, (8, 6, 6, 2)).astype(np.float32)
     result = qk.quantize(trained_network(is_second_trained=False), samples, target="litert", runs=0)

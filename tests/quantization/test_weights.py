@@ -188,4 +188,4 @@ def test_weights_of_several_layers_are_stored_once(target: str, weights_only: bo
 def test_layer_without_its_weights_stays_float() -> None:
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[1x4]()\ny = MatMul(x)")
     plan = annotate(graph, Scheme.for_target("tensorflow", weights_only=True))
-    assert plan.float_fallbacks == {"y": "an input is missing"}
+    assert plan.float_fallbacks == {"y": "a required input is missing"}
