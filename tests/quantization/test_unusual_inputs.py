@@ -10,9 +10,10 @@ import pytest
 from records import example, write_records
 
 import quantkit as qk
-from quantkit.errors import UsageError
+from quantkit.errors import GraphError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, Versions, constant
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ir.text import from_text
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
@@ -132,3 +133,9 @@ def test_an_input_may_be_an_output(tmp_path: Path) -> None:
     graph = graph.with_endpoints(None, ["y", "x"])
     result = qk.quantize(graph, {"x": ROWS}, runtime="reference", runs=0)
     assert [str(edge) for edge in result.model.graph.outputs] == ["y", "x"]
+
+
+def test_a_model_without_inputs_cannot_be_calibrated() -> None:
+    graph = from_text("inputs:\noutputs: y\na = Const[2x3]()\nw = Const[3x4]()\ny = MatMul(a, w)")
+    with pytest.raises(GraphError, match="no inputs to calibrate"):
+        qk.quantize(graph, np.zeros((2, 3), np.float32), runtime="reference", runs=0)

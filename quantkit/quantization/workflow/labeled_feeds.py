@@ -76,6 +76,8 @@ class LabeledFeeds:
         """
         if not session.outputs:
             raise GraphError(f"{model.name} has no outputs", hint="name them: --outputs NAMES")
+        if not session.inputs:
+            raise GraphError(f"{model.name} has no inputs to calibrate", hint="name them: --inputs NAMES")
         result, card = session.outputs[0], model.card
         if card is None and len(session.inputs) == 1:
             card = find_origin(session.inputs[0], result, list_cards())
