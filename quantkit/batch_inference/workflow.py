@@ -313,11 +313,19 @@ class _BatchRun:
         return [] if self.num_checks[index] else [Task(self._task(self.shards[index]))]
 
     def _resume(self, shard: DataShard) -> None:
-        """Take the result file of an earlier call."""
+        """Take the result file of an earlier call.
+
+        Raises:
+            InputError: the file is damaged.
+        """
         path = self.settings.folder / shard.file
         if not path.exists():
             return
         rows = read_rows(path, FORMATS[self.settings.format])
+        if len(rows) != shard.size:
+            raise InputError(
+                f"{path} has {len(rows)} rows, and the shard has {shard.size} samples", hint="remove it, and run again"
+            )
         self.files[shard.index] = ResultFile(shard.file, len(rows), _file_digest(path))
         self.rejected[shard.index] = {row["file"]: row["error"] for row in rows if "error" in row}
         self.resumed_samples += len(rows)

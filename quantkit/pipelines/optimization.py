@@ -25,10 +25,10 @@ from quantkit.pipelines.fusion import fuse_maps
 from quantkit.pipelines.gain import MIN_GAIN, Gain, measure_gain
 from quantkit.pipelines.optimization_report import OptimizationResult, PipelineStep
 from quantkit.pipelines.parallelism import add_prefetch, parallelize
-from quantkit.pipelines.stages import element_shapes, element_types, root_of
+from quantkit.pipelines.stages import element_shapes, element_types, is_one_to_one, root_of
 from quantkit.pipelines.state import captured_variable, randomness
 from quantkit.pipelines.vectorization import vectorize_maps
-from quantkit.pipelines.verification import Comparison, compare_elements
+from quantkit.pipelines.verification import Comparison, compare_elements, source_of
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
 DEFAULT_TIME_BUDGET = "60s"
@@ -122,6 +122,7 @@ class _Optimizer:
         self._on_progress = on_progress
         self._difference = ""
         self.reason = ""
+        self._applied: list[str] = []
         # Graph before the cache, stage before the cache, and number of its elements in a short epoch.
         self._uncached = graph
         self._epoch: tuple[str, int] | None = None
@@ -142,9 +143,12 @@ class _Optimizer:
                 steps.append(PipelineStep(name, (), (Skip("the time budget is exhausted"),)))
             else:
                 steps.append(self._run_step(name))
-        applied = [step for step in steps if step.applied]
+        remaining = {*self._applied, _CACHE}
+        steps = [
+            step if step.name in remaining else step.undone("the cache before the batches is faster") for step in steps
+        ]
         for name in _AFTER_CACHE:
-            if self._epoch and name not in {step.name for step in applied} and perf_counter() < end:
+            if self._epoch and name not in self._applied and perf_counter() < end:
                 self._on_progress(Progress("optimizing", len(names), len(names), f"{name} with the cache"))
                 steps.append(self._run_step(name))
         applied = [step for step in steps if step.applied]
@@ -204,6 +208,7 @@ class _Optimizer:
         if not gain.is_gain:
             return step.undone("no gain")
         self._graph = outcome.graph
+        self._applied.append(name)
         return step
 
     def _verify(self, graph: Graph) -> Comparison:
@@ -225,6 +230,11 @@ class _Optimizer:
         return measure_gain(first, second, self._execution, self._measure_seconds, warmup=self._warmup_seconds)
 
     def _cache(self) -> PipelineStep:
+        """Verify and measure a cache at the end and before the batches, and keep the faster one."""
+        step = self._cache_at_end()
+        return self._cache_before_batches() or step
+
+    def _cache_at_end(self) -> PipelineStep:
         """Verify and measure a cache, after maps that can be applied before their shuffles."""
         graph = delay_shuffles(self._graph)
         site = find_cache_site(graph, self._execution, self._measure_seconds, free_memory())
@@ -236,7 +246,7 @@ class _Optimizer:
         comparison = self._verify(cached.graph)
         if comparison.difference:
             return PipelineStep(_CACHE, changes, (), comparison, reason=comparison.difference)
-        epoch = site.stage, self._count_for(self._epoch_seconds, self._graph[site.stage])
+        epoch = site.stage, self._count_for(self._epoch_seconds, self._graph, site.stage)
         gain = self._measure_epochs(self._graph, cached.graph, epoch)
         step = PipelineStep(_CACHE, changes, (), comparison, gain, applied=gain.is_gain)
         if not gain.is_gain:
@@ -244,11 +254,36 @@ class _Optimizer:
         self._uncached, self._graph, self._epoch = self._graph, cached.graph, epoch
         return step
 
-    def _count_for(self, seconds: float, stage: Node) -> int:
+    def _cache_before_batches(self) -> PipelineStep | None:
+        """Verify and measure a cache of the results of maps that were moved after a batch; None without a gain.
+
+        After a shuffle and a batch, the results differ in every epoch. Before both, they are the same.
+        """
+        source = source_of(self._original)
+        if source is None or "vectorize_maps" not in self._applied or not randomness(self._graph, root_of(self._graph)):
+            return None
+        graph = self._original
+        others = [name for name in self._applied if name != "vectorize_maps"]
+        for name in others:
+            graph = REWRITES[name](graph).graph
+        graph = delay_shuffles(graph)
+        site = find_cache_site(graph, self._execution, self._measure_seconds, free_memory())
+        if isinstance(site, Skip) or not is_one_to_one(graph, site.stage, source.name):
+            return None
+        cached = insert_cache(graph, site)
+        comparison = self._verify(cached.graph)
+        epoch = source.name, self._count_for(self._epoch_seconds, graph, site.stage)
+        if comparison.difference or not self._measure_epochs(self._graph, cached.graph, epoch).is_gain:
+            return None
+        gain = self._measure_epochs(self._original, cached.graph, epoch)
+        self._uncached, self._graph, self._epoch, self._applied = self._original, cached.graph, epoch, others
+        return PipelineStep(_CACHE, cached.changes, (), comparison, gain, applied=True)
+
+    def _count_for(self, seconds: float, graph: Graph, stage: str) -> int:
         """Return the number of elements of a stage in a time, at least 1."""
         end = perf_counter() + seconds
         count = 0
-        for _ in self._execution.elements(self._graph, stage):
+        for _ in self._execution.elements(graph, graph[stage]):
             count += 1
             if perf_counter() > end:
                 break

@@ -45,6 +45,16 @@ def stages_of(graph: Graph, node: Node | None = None) -> Iterator[Node]:
             stack.extend(reversed(input_stages(graph, stage)))
 
 
+def is_one_to_one(graph: Graph, stage: str, source: str) -> bool:
+    """Return True if a stage has one element for each element of a source."""
+    for node in stages_of(graph, graph[stage]):
+        if node.name == source:
+            return True
+        if node.op not in ONE_TO_ONE:
+            return False
+    return False
+
+
 def element_types(node: Node) -> tuple[DType, ...]:
     """Return the type of each component of an element."""
     types: Any = node.attrs.get("output_types", node.attrs.get("Toutput_types", ()))

@@ -186,7 +186,7 @@ def shorten(graph: Graph) -> Graph | None:
 
     A short epoch has its end, with a partial batch, in reach of the verification.
     """
-    source = _source_of(graph)
+    source = source_of(graph)
     if source is None:
         return None
     batch = next((node for node in stages_of(graph) if node.op in BATCHES), None)
@@ -198,7 +198,7 @@ def shorten(graph: Graph) -> Graph | None:
     return insert_after(graph, source.name, (limit, take))
 
 
-def _source_of(graph: Graph) -> Node | None:
+def source_of(graph: Graph) -> Node | None:
     """Return the last stage of the source: files, records, or interleaved files."""
     for node in stages_of(graph):
         if node.op in _SOURCES:

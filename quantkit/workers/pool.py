@@ -124,14 +124,14 @@ class _Pool:
             self.slots.append(_Slot(self.cluster.start(self.spec, index), index))
 
     def step(self) -> None:
-        """Give tasks to the free workers, and take the responses of the others."""
+        """Take the responses of the workers, and give tasks to the free ones before the report."""
+        active = {slot.worker: slot for slot in self.slots if slot.task or not slot.is_open}
+        for worker in self.cluster.wait(list(active), REPORT_SECONDS):
+            self._receive(active[worker])
         for slot in self.slots:
             if slot.is_open and slot.task is None and self.queue:
                 slot.task, slot.since = self.queue.popleft(), perf_counter()
                 slot.worker.send(slot.task.payload)
-        active = {slot.worker: slot for slot in self.slots if slot.task or not slot.is_open}
-        for worker in self.cluster.wait(list(active), REPORT_SECONDS):
-            self._receive(active[worker])
         for slot in self.slots:
             slot.usage.alive_seconds = perf_counter() - slot.start
         self.callbacks.on_report(self.usage)

@@ -11,8 +11,8 @@ import os
 import pickle
 import secrets
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from threading import current_thread
 from typing import Any, TextIO, cast
 
@@ -107,12 +107,13 @@ class RayCluster(Cluster):
         self._threads, self._device = threads, device
         self._stack = ExitStack()
         self._ray = _import_ray()
+        self._is_own = not address and not self._ray.is_initialized()
         if not self._ray.is_initialized():
             self._start(workers * threads, address)
 
     def _start(self, num_cpus: int, address: str) -> None:
         common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-        if not address:
+        if self._is_own:
             self._set_token()
             folder = self._stack.enter_context(temporary_folder())
             common |= {
@@ -126,7 +127,8 @@ class RayCluster(Cluster):
         self._stack.enter_context(redirect_stdout(cast("TextIO", _StandardOutput(sys.stdout))))
         self._stack.callback(self._ray.shutdown)
         try:
-            self._ray.init(address=address or "local", **common)
+            with _environment(self._environment if self._is_own else {}):
+                self._ray.init(address=address or "local", **common)
         except Exception as error:  # Ray raises many classes, for example ConnectionError and RuntimeError
             self._stack.close()
             where = f"no Ray cluster responds at {address}" if address else "Ray does not start"
@@ -139,18 +141,21 @@ class RayCluster(Cluster):
             os.environ[_TOKEN_VARIABLES[0]] = _TOKEN
             self._stack.callback(os.environ.pop, _TOKEN_VARIABLES[0], None)
 
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Environment variables of the workers."""
+        return {"TF_CPP_MIN_LOG_LEVEL": "1", **self.placement(0).environment}
+
     def placement(self, index: int) -> WorkerResources:
         return WorkerResources(index, self._threads, self._device)
 
     def start(self, spec: ServiceSpec, index: int) -> RayWorker:
-        placement = self.placement(index)
+        # Processes of this cluster inherit the environment: Ray starts them before an actor needs them.
+        runtime_env = {} if self._is_own else {"runtime_env": {"env_vars": self._environment}}
         actor = self._ray.remote(RayService).options(
-            num_cpus=self._threads,
-            num_gpus=1 if self._device == "gpu" else 0,
-            max_restarts=0,
-            runtime_env={"env_vars": {"TF_CPP_MIN_LOG_LEVEL": "1", **placement.environment}},
+            num_cpus=self._threads, num_gpus=1 if self._device == "gpu" else 0, max_restarts=0, **runtime_env
         )
-        return RayWorker(self._ray, actor.remote(pickle.dumps((spec, placement)), sys.path))
+        return RayWorker(self._ray, actor.remote(pickle.dumps((spec, self.placement(index))), sys.path))
 
     def wait(self, workers: Sequence[Worker], timeout: float) -> list[Worker]:
         sources = {worker.pending: worker for worker in workers if isinstance(worker, RayWorker)}
@@ -176,6 +181,21 @@ class _StandardOutput:
 
     def write(self, text: str) -> int:
         return len(text) if current_thread().name.startswith("ray_") else self._stream.write(text)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that start in a block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _import_ray() -> Any:

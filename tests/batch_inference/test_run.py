@@ -168,6 +168,16 @@ def test_missing_shards_are_run_again(images: Path, tmp_path: Path, use_inline: 
     assert "20 samples were finished before" in str(finished)
 
 
+def test_truncated_result_file_is_an_error(tmp_path: Path, use_inline: Callable[..., InlineCluster]) -> None:
+    use_inline()
+    images = {"images": np.load(HELD_OUT)["images"][:6]}
+    run(images, tmp_path / "out")
+    file = tmp_path / "out" / "results-00000-of-00001.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
+    with pytest.raises(InputError, match="has 4 rows, and the shard has 6 samples"):
+        run(images, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,23 +1,29 @@
 """Pack 100,000 small images, kill the packing at ten random moments, resume, and compare the shards.
 
-    python tests/bench/measure_packing.py --work FOLDER [--images 100000] [--seed 0] [--rounds 3] [--kills 10]
+    python tests/bench/measure_packing.py [--images 100000] [--seed 0] [--rounds 3] [--kills 10] [--work FOLDER]
 
-Takes about 4 minutes. Writes ``tests/bench/packing.json``: the rate of packing next to the rate of a copy of the same
-files (``cp -r``), in alternation; the moments of the kills; the comparison of the shards; the reading by TensorFlow;
-and the verification of shards with one flipped bit each. Each kill follows a random number of finished shards and a
-random fraction of the duration of a shard; a packing that is complete before its last kill is followed by another one.
+Takes about 4 minutes. Writes ``tests/bench/packing.json``, and prints it without the machine:
+
+    rates               packing next to a copy of the same files (``cp -r``) and of the shards, in alternation
+    runs_with_kills     each kill (SIGKILL) follows a random number of finished shards and a random fraction of the
+                        duration of a shard; the same command then resumes; a packing that is complete before its last
+                        kill is followed by another one; the shards are compared with those of a quiet packing
+    tensorflow          the records as TensorFlow reads them, compared with the files of the source
+    flipped_bits        shards with one flipped bit each, and the number that ``data verify`` finds
 """
 
 import argparse
 import io
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,33 +36,66 @@ from quantkit.data.packing import verify
 
 SHARD_SIZE = "4MB"
 MAX_SHARDS_BETWEEN_KILLS = 8
-PACK = "import sys; from quantkit.data.packing import pack; pack(sys.argv[1], sys.argv[2], shard_size=sys.argv[3])"
+FOLDERS = 100
+FLIPPED_BITS = 20
+PACK = """
+import sys
+from quantkit.data.packing import pack
+print(len(pack(sys.argv[1], sys.argv[2], shard_size=sys.argv[3]).written))
+"""
 
 
-def make_images(folder: Path, count: int, rng: np.random.Generator) -> None:
+def make_images(folder: Path, count: int, seed: int) -> None:
     """Write JPEG and PNG images with 32 to 64 rows in 100 folders; every file is different."""
-    noise = rng.integers(0, 256, (64, 64, 3), np.uint8)
-    for number in range(count):
-        target = folder / f"class{number % 100:02}" / f"{number:06}{'.png' if number % 8 == 0 else '.jpg'}"
-        if number < 100:
-            target.parent.mkdir(parents=True)
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        pool.starmap(make_class, [(folder, number, count, seed) for number in range(FOLDERS)])
+
+
+def make_class(folder: Path, first: int, count: int, seed: int) -> None:
+    """Write the images of one folder."""
+    noise = np.random.default_rng(seed).integers(0, 256, (64, 64, 3), np.uint8)
+    target = folder / f"class{first:02}"
+    target.mkdir(parents=True)
+    for number in range(first, count, FOLDERS):
+        kind = "PNG" if number % 8 == 0 else "JPEG"
         size = 32 + number % 33
         pixels = np.roll(noise, number, axis=(0, 1))[:size, :size] // 4 + np.uint8(number % 190)
         file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG" if number % 8 == 0 else "JPEG", quality=85)
-        target.write_bytes(file.getvalue())
+        Image.fromarray(pixels).save(file, kind, quality=85)
+        (target / f"{number:06}{'.png' if kind == 'PNG' else '.jpg'}").write_bytes(file.getvalue())
 
 
-def pack_to(source: Path, folder: Path) -> float:
+def pack_to(source: Path, folder: Path) -> int:
+    """Pack, and return the number of shards that were not complete before."""
+    command = [sys.executable, "-c", PACK, source, folder, SHARD_SIZE]
+    return int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def seconds_of(function: Callable[[], object]) -> float:
     started = time.monotonic()
-    subprocess.run([sys.executable, "-c", PACK, source, folder, SHARD_SIZE], check=True)
+    function()
     return time.monotonic() - started
 
 
-def copy_to(source: Path, folder: Path) -> float:
-    started = time.monotonic()
-    subprocess.run(["cp", "-r", source, folder], check=True)
-    return time.monotonic() - started
+def copy_seconds(source: Path, copy: Path) -> float:
+    """Return the duration of a copy of a folder, which is removed again."""
+    seconds = seconds_of(lambda: subprocess.run(["cp", "-r", source, copy], check=True))
+    shutil.rmtree(copy)
+    return seconds
+
+
+def measure_rates(source: Path, whole: Path, copy: Path, rounds: int) -> dict[str, Any]:
+    """Return megabytes of the source per second of copies and packings, and of copies of the shards."""
+    rates: dict[str, list[float]] = {"copy": [], "pack": [], "copy_of_shards": []}
+    num_bytes = sum(path.stat().st_size for path in source.rglob("*.*"))
+    for _ in range(rounds):
+        rates["copy"].append(num_bytes / 1e6 / copy_seconds(source, copy))
+        shutil.rmtree(whole, ignore_errors=True)
+        rates["pack"].append(num_bytes / 1e6 / seconds_of(lambda: pack_to(source, whole)))
+        shard_bytes = sum(path.stat().st_size for path in whole.iterdir())
+        rates["copy_of_shards"].append(shard_bytes / 1e6 / copy_seconds(whole, copy))
+    ratios = [pack / copied for pack, copied in zip(rates["pack"], rates["copy"], strict=True)]
+    return {"num_bytes": num_bytes, "megabytes_per_second": rates, "pack_to_copy": median(ratios)}
 
 
 def shard_times(folder: Path) -> dict[str, int]:
@@ -65,20 +104,30 @@ def shard_times(folder: Path) -> dict[str, int]:
 
 
 def kill_once(source: Path, folder: Path, shards: int, seconds: float, rng: random.Random) -> dict[str, Any] | None:
-    """Start or resume the packing, and kill it with its workers' parent; None if it is complete before."""
+    """Start or resume the packing, and kill it; None if it is complete before.
+
+    Args:
+        source, folder: images, and folder of the shards.
+        shards: number of shards.
+        seconds: duration of a quiet packing.
+        rng: random numbers.
+    """
     before = shard_times(folder)
-    goal = len(before) + rng.randint(0, min(MAX_SHARDS_BETWEEN_KILLS, shards - 1 - len(before)))
-    process = subprocess.Popen([sys.executable, "-c", PACK, source, folder, SHARD_SIZE])
+    goal = len(before) + rng.randint(0, max(min(MAX_SHARDS_BETWEEN_KILLS, shards - 1 - len(before)), 0))
+    command = [sys.executable, "-c", PACK, source, folder, SHARD_SIZE]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    started = time.monotonic()
     while process.poll() is None and len(shard_times(folder)) < goal:
         time.sleep(0.005)
     time.sleep(rng.random() * seconds / shards)
     if process.poll() is not None:
         return None
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
     after = shard_times(folder)
     unchanged = sum(after.get(name) == changed for name, changed in before.items())
-    return {"shards_before": len(before), "shards_after": len(after), "unchanged_shards": unchanged}
+    moment = time.monotonic() - started
+    return {"seconds": moment, "shards_before": len(before), "shards_kept": unchanged, "shards_after": len(after)}
 
 
 def measure_kills(source: Path, whole: Path, folder: Path, options: argparse.Namespace, seconds: float) -> Any:
@@ -90,8 +139,15 @@ def measure_kills(source: Path, whole: Path, folder: Path, options: argparse.Nam
         kills: list[dict[str, Any]] = []
         while len(kills) < options.kills - done and (kill := kill_once(source, folder, shards, seconds, rng)):
             kills.append(kill)
-        pack_to(source, folder)
-        runs.append({"kills": kills, "identical": same_files(whole, folder)})
+        before = shard_times(folder)
+        written = pack_to(source, folder)
+        after = shard_times(folder)
+        resumed = {
+            "shards_before": len(before),
+            "shards_kept": sum(after[name] == changed for name, changed in before.items()),
+            "shards_written": written,
+        }
+        runs.append({"kills": kills, "last_resume": resumed, "identical": same_files(whole, folder)})
     return runs
 
 
@@ -102,16 +158,27 @@ def same_files(first: Path, second: Path) -> bool:
     )
 
 
-def count_with_tensorflow(folder: Path) -> int:
+def read_with_tensorflow(folder: Path, source: Path) -> dict[str, int]:
+    """Return the number of records that TensorFlow reads, and of those that equal their files."""
     import tensorflow as tf
 
     features = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/filename": tf.io.FixedLenFeature([], tf.string),
+        "image/class/text": tf.io.FixedLenFeature([], tf.string),
         "image/class/label": tf.io.FixedLenFeature([], tf.int64),
     }
     files = sorted(str(path) for path in folder.glob("*.tfrecord"))
-    records = tf.data.TFRecordDataset(files).batch(1024).map(lambda batch: tf.io.parse_example(batch, features))
-    return sum(int(batch["image/class/label"].shape[0]) for batch in records)
+    dataset = tf.data.TFRecordDataset(files).batch(1024).map(lambda batch: tf.io.parse_example(batch, features))
+    count = equal = 0
+    for batch in dataset.prefetch(2).as_numpy_iterator():
+        rows = list(zip(*(batch[name].tolist() for name in features), strict=True))
+        count += len(rows)
+        for data, file, text, label in rows:
+            name = file.decode()
+            is_labeled = text.decode() == name.partition("/")[0] == f"class{label:02}"
+            equal += is_labeled and (source / name).read_bytes() == data
+    return {"records": count, "equal": equal}
 
 
 def flip_bits(folder: Path, count: int, rng: random.Random) -> int:
@@ -133,47 +200,54 @@ def flip_bits(folder: Path, count: int, rng: random.Random) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True)
+    """Measure, write the document, and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="folder of the images, which a later call uses again")
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=Path, default=Path(__file__).with_name("packing.json"))
     args = parser.parse_args()
-    rng = random.Random(args.seed)
-    source = args.work / "images"
-    if not source.exists():
-        make_images(source, args.images, np.random.default_rng(args.seed))
-    num_bytes = sum(path.stat().st_size for path in source.rglob("*.*"))
-    copy_seconds: list[float] = []
-    pack_seconds: list[float] = []
-    for _ in range(args.rounds):
-        for measure, seconds, name in ((copy_to, copy_seconds, "copy"), (pack_to, pack_seconds, "whole")):
-            shutil.rmtree(args.work / name, ignore_errors=True)
-            seconds.append(measure(source, args.work / name))
-    shutil.rmtree(args.work / "copy")
-    killed = args.work / "killed"
-    runs = measure_kills(source, args.work / "whole", killed, args, median(pack_seconds))
-    document = {
-        "schema": "quantkit.bench_packing/2",
-        "machine": this_machine().to_json(),
-        "images": args.images,
-        "num_bytes": num_bytes,
-        "shards": len(list((args.work / "whole").glob("*.tfrecord"))),
-        "copy_seconds": copy_seconds,
-        "pack_seconds": pack_seconds,
-        "pack_megabytes_per_second": [num_bytes / 1e6 / seconds for seconds in pack_seconds],
-        "copy_megabytes_per_second": [num_bytes / 1e6 / seconds for seconds in copy_seconds],
-        "ratios": [copy / pack for copy, pack in zip(copy_seconds, pack_seconds, strict=True)],
-        "runs_with_kills": runs,
-        "records_read_by_tensorflow": count_with_tensorflow(killed),
-        "flipped_bits": 20,
-        "flipped_bits_found": flip_bits(killed, 20, rng),
-        "intact_after_repair": verify(killed).ok,
-    }
+    with tempfile.TemporaryDirectory() as temporary:
+        document = measure(args, args.work or Path(temporary))
     args.target.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps({key: value for key, value in document.items() if key != "machine"}, indent=1))
+
+
+def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Return the document.
+
+    Args:
+        args: arguments of the command.
+        work: folder of the images and of the shards.
+    """
+    source, whole, killed = work / "images", work / "whole", work / "killed"
+    if not source.exists():
+        make_images(source, args.images, args.seed)
+        show("images")
+    rates = measure_rates(source, whole, work / "copy", args.rounds)
+    show("rates")
+    seconds = rates["num_bytes"] / 1e6 / median(rates["megabytes_per_second"]["pack"])
+    runs = measure_kills(source, whole, killed, args, seconds)
+    show("kills")
+    return {
+        "schema": "quantkit.bench_packing/3",
+        "machine": this_machine().to_json(),
+        "load": os.getloadavg()[0],
+        "images": args.images,
+        "shards": len(shard_times(whole)),
+        **rates,
+        "runs_with_kills": runs,
+        "tensorflow": read_with_tensorflow(killed, source),
+        "flipped_bits": FLIPPED_BITS,
+        "flipped_bits_found": flip_bits(killed, FLIPPED_BITS, random.Random(args.seed)),
+        "intact_after_repair": verify(killed).ok,
+    }
+
+
+def show(step: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {step}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

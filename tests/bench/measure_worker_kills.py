@@ -27,21 +27,11 @@ from quantkit.benchmark.host.machine import this_machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from linked_images import link_images
+from worker_processes import kind_of
 
 HERE = Path(__file__).parent
 WORKER_OPTIONS = ("--workers=2", "--threads=1", "--batch=8", "--retries=20")
 MAX_SHARDS_BETWEEN_KILLS = 4
-
-
-def kind_of(process: psutil.Process) -> str:
-    """Return ``worker``, ``node`` for the main process of a Ray node, or an empty string."""
-    try:
-        command = " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-    if "quantkit.workers.child" in command or "ray::RayService" in command:
-        return "worker"
-    return "node" if "raylet/raylet" in command else ""
 
 
 def processes_of(pid: int) -> dict[str, list[int]]:

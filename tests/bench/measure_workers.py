@@ -2,16 +2,25 @@
 
     python tests/bench/measure_workers.py MODEL IMAGES [--samples 2000] [--rounds 2] [--no-ray]
 
-Takes about 13 minutes with an int8 Inception v3. MODEL is a classifier, IMAGES a folder of JPEG files. Writes
-`workers.json`:
+Takes about 11 minutes with an int8 Inception v3. MODEL is a classifier, IMAGES a folder of JPEG files. Writes
+`workers.json`, and prints its summary:
 
-    rounds      runs of all samples with 1 worker on 1 core and 2 workers on 2 cores, processes and Ray, in alternation
-    overhead    time of a worker per image, and of a plain loop over the same images, shard by shard in alternation
-    evaluate    images per second of evaluate without and with overlap, in alternation
+    rounds      runs of all samples with 1 worker on 1 core and 2 workers on 2 cores, processes and Ray, in alternation,
+                and the limit of the machine: a plain loop alone, and two plain loops at the same time on two cores
+    efficiency  images per second with 2 workers, divided by twice those with 1 worker:
+                  steady  while all workers have a shard: no start, no end
+                  open    from the first opened model to the end
+                  whole   the whole call: with the start of the processes, and with the end of Ray
+    overhead    time per image of a worker divided by that of a plain loop, minus 1: rows, files and threads of the
+                worker (shard by shard in alternation with the loop), and the time of the pool between shards
+    cpu         CPU seconds of the workers, of the command, and of Ray's own processes, start included
+    evaluate    images per second of evaluate without and with overlap of input and runtime, in alternation
     prediction  duration with 2 workers: simulated from the shards of 1 worker, and measured
     all_reduce  duration of a ring all-reduce between processes, and the prediction of the formula
 
-Each worker has one thread. `measure_worker_kills.py` measures the behavior when processes are killed.
+Each worker has one thread, and the plain loop as well: for each batch, it reads, decodes and resizes the images with
+the functions of quantkit, runs the model, and takes the most probable class. It has no threads for the input, no shards
+and no files. `measure_worker_kills.py` measures the behavior when processes are killed.
 """
 
 import argparse
@@ -23,14 +32,15 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from threading import Thread
 from typing import Any
 
 import numpy as np
+import psutil
 
 import quantkit as qk
 from quantkit.batch_inference import BatchInference, MeasuredParts, simulate_run, workflow
@@ -39,97 +49,136 @@ from quantkit.batch_inference.simulation import ring_all_reduce_seconds
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.data import Dataset, InputPipeline, as_dataset, preparation, prepare_batches
 from quantkit.evaluation.opened_model import open_model
+from quantkit.progress import Progress
 from quantkit.runtimes.session import SessionOptions
 from quantkit.workers import ServiceSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from inline_clusters import InlineCluster
 from linked_images import link_images
+from worker_processes import kind_of
 
 HERE = Path(__file__).parent
 BATCH = 8
 SHARD_SIZE = 40
-# Images of the comparison with a plain loop, and of each evaluation.
-OVERHEAD_SAMPLES = 400
+# Images of the comparison of a worker with a plain loop, and of the loops that measure the limit of the machine.
+OVERHEAD_SAMPLES, LIMIT_SAMPLES = 400, 280
 EVALUATIONS = 4
+CLUSTERS = ("local", "ray")
 
 
 @contextmanager
-def cores(count: int) -> Iterator[None]:
-    """Limit this process and its children to a number of cores."""
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(own)[:count])
+def cores(count: int, first: int = 0) -> Iterator[None]:
+    """Limit this process and its children to a number of cores, from a first one on."""
+    own = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, (own[first:] + own[:first])[:count])
     try:
         yield
     finally:
         os.sched_setaffinity(0, own)
 
 
-def run(model: str, data: Path, folder: Path, cluster: str, workers: int) -> BatchInference:
-    """Run with one thread and one core for each worker."""
+def processor_times() -> dict[tuple[int, str], float]:
+    """Return the CPU seconds of this process and of those below it, by process id and kind."""
+    this = psutil.Process()
+    times = {}
+    for process in [this, *this.children(recursive=True)]:
+        kind = "command" if process == this else {"worker": "workers"}.get(kind_of(process), "cluster")
+        with suppress(psutil.NoSuchProcess):
+            times[process.pid, kind] = sum(process.cpu_times()[:2])
+    return times
+
+
+class ProcessorClock:
+    """CPU seconds by kind of process from the start of a run to its last shard, while all processes still exist."""
+
+    def __init__(self) -> None:
+        self._before = processor_times()
+        self.seconds = dict.fromkeys(("workers", "command", "cluster"), 0.0)
+
+    def report(self, progress: Progress) -> None:
+        if progress.done == progress.total and not self.seconds["command"]:
+            for (pid, kind), seconds in processor_times().items():
+                self.seconds[kind] += seconds - self._before.get((pid, kind), 0.0)
+
+
+def run(model: str, data: Path, folder: Path, cluster: str, workers: int, core: int = 0) -> dict[str, Any]:
+    """Run with one thread and one core for each worker; return rates, CPU seconds, parts and shards."""
     shutil.rmtree(folder, ignore_errors=True)
-    with cores(workers):
-        return qk.run(
-            model, data, folder, cluster=cluster, workers=workers, threads=1, shard_size=SHARD_SIZE, batch=BATCH
+    clock, start = ProcessorClock(), time.perf_counter()
+    with cores(workers, core):
+        result = qk.run(
+            model,
+            data,
+            folder,
+            cluster=cluster,
+            workers=workers,
+            threads=1,
+            shard_size=SHARD_SIZE,
+            batch=BATCH,
+            on_progress=clock.report,
         )
+    seconds = time.perf_counter() - start
+    return {**describe(result), "cpu_seconds": clock.seconds, "rates": rates(result, seconds)}
 
 
-def rate_after_start(result: BatchInference) -> float:
-    """Return samples per second between the first opened model and the end."""
+def rates(result: BatchInference, seconds: float) -> dict[str, float]:
+    """Return the images per second of a run; see ``efficiency`` in the description of this script."""
     opened = min(worker.open_seconds for worker in result.workers)
-    return result.samples / (max(worker.alive_seconds for worker in result.workers) - opened)
-
-
-def busy_rate(result: BatchInference) -> float:
-    """Return the sum of the rates of the workers while they have a shard."""
     samples = result.samples / len(result.shard_seconds)
-    return sum(worker.tasks * samples / worker.busy_seconds for worker in result.workers)
+    return {
+        "steady": sum(worker.tasks * samples / worker.busy_seconds for worker in result.workers),
+        "open": result.samples / (max(worker.alive_seconds for worker in result.workers) - opened),
+        "whole": result.samples / seconds,
+    }
 
 
 def describe(result: BatchInference) -> dict[str, Any]:
-    """Return the rates, the parts and the shards of a run."""
+    """Return the parts and the shards of a run."""
     document = result.to_json()
     keys = ("samples", "seconds", "parts", "input", "workers", "cluster", "threads")
-    rates = {"rate": rate_after_start(result), "busy_rate": busy_rate(result)}
-    return {**{key: document[key] for key in keys}, **rates, "shard_seconds": list(result.shard_seconds)}
-
-
-def efficiency(round_: dict[str, Any], cluster: str, key: str) -> float:
-    return float(round_[f"{cluster} 2"][key] / round_[f"{cluster} 1"][key] / 2)
+    return {**{key: document[key] for key in keys}, "shard_seconds": list(result.shard_seconds)}
 
 
 class PlainLoop:
-    """Loop without workers, shards and result files."""
+    """Loop without workers, input threads, shards and result files."""
 
     def __init__(self, model: str, data: Dataset) -> None:
         self._opened = open_model(qk.load(model), options=SessionOptions(intra_op=1))
         self._pipeline = InputPipeline.of(self._opened.session.inputs, data, self._opened.card or self._opened.basis)
 
-    def seconds(self, data: Dataset) -> float:
-        """Return the duration of the loop over a dataset."""
-        start = time.perf_counter()
-        for chunk in prepare_batches(data.read(), [self._pipeline], self._pipeline.batch_size or BATCH, {}, threads=1):
+    def run(self, data: Dataset) -> None:
+        """Classify all images of a dataset."""
+        for chunk in prepare_batches(data.read(), [self._pipeline], self._pipeline.batch_size or BATCH, {}, threads=0):
             self._opened.predict(self._pipeline, [values[0] for _, values in chunk], BATCH).argmax(axis=1)
-        return time.perf_counter() - start
 
 
 class PairedService(InferenceService):
     """Service that measures a plain loop before or after each shard."""
 
     loop: PlainLoop
-    pairs: list[tuple[float, float]]
+    pairs: list[dict[str, list[float]]]
 
     def run(self, task: InferenceTask) -> ShardResult:
-        first = self.loop.seconds(task.data) if len(self.pairs) % 2 else None
-        start = time.perf_counter()
-        result = super().run(task)
-        own = time.perf_counter() - start
-        self.pairs.append((first or self.loop.seconds(task.data), own))
-        return result
+        loop_is_first = len(self.pairs) % 2 == 0
+        first = measure(lambda: self.loop.run(task.data)) if loop_is_first else [0.0, 0.0]
+        results: list[ShardResult] = []
+        own = measure(lambda: results.append(super(PairedService, self).run(task)))
+        self.pairs.append(
+            {"loop": first if loop_is_first else measure(lambda: self.loop.run(task.data)), "worker": own}
+        )
+        return results[0]
 
 
-def measure_overhead(model: str, data: str, folder: str) -> list[tuple[float, float]]:
-    """Return the durations of a plain loop and of a worker for each shard, on one core."""
+def measure(function: Callable[[], object]) -> list[float]:
+    """Return the duration of a call, and the CPU seconds of this process during the call."""
+    start, cpu_start = time.perf_counter(), time.process_time()
+    function()
+    return [time.perf_counter() - start, time.process_time() - cpu_start]
+
+
+def measure_overhead(model: str, data: str, folder: str) -> list[dict[str, list[float]]]:
+    """Return the durations and CPU seconds of a plain loop and of a worker for each shard, on one core."""
     PairedService.loop, PairedService.pairs = PlainLoop(model, as_dataset(data)), []
 
     class PairedCluster(InlineCluster):
@@ -151,6 +200,36 @@ def in_child(function: Any, *arguments: Any) -> Any:
         return pool.apply(function, arguments)
 
 
+def run_plain_loop(model: str, data: str, core: int, barrier: Any, rates: Any) -> None:
+    """Put the images per second of a plain loop on a core; the loops of several processes start together."""
+    with cores(1, core):
+        dataset = as_dataset(data)
+        loop = PlainLoop(model, dataset)
+        loop.run(dataset.part(0, SHARD_SIZE))  # warm-up
+        barrier.wait()
+        rates.put((dataset.size or 0) / measure(lambda: loop.run(dataset))[0])
+
+
+def measure_plain_loops(model: str, data: Path, active: Sequence[int]) -> float:
+    """Return the images per second of plain loops at the same time, each on its core."""
+    context = multiprocessing.get_context("spawn")
+    barrier, rates = context.Barrier(len(active)), context.Queue()
+    loops = [context.Process(target=run_plain_loop, args=(model, str(data), core, barrier, rates)) for core in active]
+    for loop in loops:
+        loop.start()
+    total = sum(rates.get() for _ in loops)
+    for loop in loops:
+        loop.join()
+    return float(total)
+
+
+def measure_limit(model: str, data: Path) -> dict[str, float]:
+    """Return the images per second of two plain loops at the same time, and the sum of those of each alone."""
+    together, alone = measure_plain_loops(model, data, (0, 1)), measure_plain_loops(model, data, (0,))
+    alone += measure_plain_loops(model, data, (1,))
+    return {"together": together, "sum_of_each_alone": alone, "efficiency": together / alone}
+
+
 def measure_evaluate(model: str, data: str, threads: int) -> dict[str, float]:
     """Return the rates of evaluate with a number of input threads."""
     preparation.default_threads = lambda: threads
@@ -170,22 +249,28 @@ def compare_evaluations(model: str, images: Path, samples: int, folder: Path) ->
         "samples": samples // EVALUATIONS * EVALUATIONS,
         "pairs": rows,
         "speedup": median(after["samples_per_second"] / before["samples_per_second"] for before, after in rows),
+        "samples_per_second": [median(row[index]["samples_per_second"] for row in rows) for index in (0, 1)],
         "waiting_fraction": [median(row[index]["waiting_fraction"] for row in rows) for index in (0, 1)],
     }
 
 
-def predict(single: BatchInference, double: BatchInference) -> dict[str, float]:
-    """Return simulated durations of a run with two workers, and the measured one, from the first opened model on."""
-    parts = MeasuredParts(0.0, single.shard_seconds, single.parts["overhead"] / len(single.shard_seconds))
-    slowdown = (sum(double.shard_seconds) / double.samples) / (sum(single.shard_seconds) / single.samples)
-    measured = double.samples / rate_after_start(double)
-    simulated = simulate_run(parts, 2)
+def predict(single: dict[str, Any], double: dict[str, Any], machine: float) -> dict[str, float]:
+    """Return the simulated duration of a run with two workers, and the measured one, from the first opened model on.
+
+    Args:
+        single: run with one worker.
+        double: run with two workers.
+        machine: efficiency of two plain loops, by which the shards of two workers are slower.
+    """
+    shards = single["shard_seconds"]
+    parts = MeasuredParts(0.0, shards, single["parts"]["overhead"] / len(shards))
+    measured = double["samples"] / double["rates"]["open"]
+    simulated = simulate_run(parts, 2, slowdown=1 / machine)
     return {
         "simulated_seconds": simulated,
+        "simulated_seconds_with_own_cores": simulate_run(parts, 2),
         "measured_seconds": measured,
         "ratio": measured / simulated,
-        "slowdown": slowdown,
-        "simulated_with_slowdown_seconds": simulate_run(parts, 2, slowdown=slowdown),
     }
 
 
@@ -247,17 +332,70 @@ def measure_all_reduce() -> list[dict[str, float]]:
     return rows
 
 
-def measure_round(model: str, data: Path, folder: Path, clusters: Sequence[str]) -> dict[tuple[str, int], Any]:
-    """Run with one worker and with two workers."""
-    return {
-        (cluster, workers): run(model, data, folder / "out", cluster, workers)
+def measure_round(
+    model: str, data: Path, few: Path, folder: Path, clusters: Sequence[str], core: int
+) -> dict[str, Any]:
+    """Run plain loops, and all samples with one worker and with two workers.
+
+    Args:
+        core: core of the runs with one worker.
+    """
+    row: dict[str, Any] = {"machine": measure_limit(model, few)}
+    for cluster in clusters:
+        for workers in (1, 2):
+            row[f"{cluster} {workers}"] = run(model, data, folder / "out", cluster, workers, core)
+    row["prediction"] = predict(row["local 1"], row["local 2"], row["machine"]["efficiency"])
+    return row
+
+
+def summarize(document: dict[str, Any]) -> None:
+    """Add efficiencies and overheads, as medians of all rounds."""
+    rounds, clusters = document["rounds"], document["clusters"]
+
+    def of(cluster: str, key: str) -> float:
+        return median(row[f"{cluster} 2"]["rates"][key] / row[f"{cluster} 1"]["rates"][key] / 2 for row in rounds)
+
+    document["efficiency"] = {
+        "machine": median(row["machine"]["efficiency"] for row in rounds),
+        **{cluster: {key: of(cluster, key) for key in ("steady", "open", "whole")} for cluster in clusters},
+    }
+    document["overhead"]["pool"] = {
+        cluster: median(
+            row[f"{cluster} 1"]["parts"]["overhead"] / sum(row[f"{cluster} 1"]["shard_seconds"]) for row in rounds
+        )
         for cluster in clusters
-        for workers in (1, 2)
     }
 
 
+def summary_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the results as text."""
+    overhead, evaluate = document["overhead"], document["evaluate"]
+    yield f"overhead per image over a plain loop: worker {overhead['worker']:.1%} (CPU {overhead['worker_cpu']:.1%})"
+    before, after = evaluate["samples_per_second"]
+    waiting = " and ".join(f"{fraction:.1%}" for fraction in evaluate["waiting_fraction"])
+    yield f"evaluate: {before:.1f} images/s without overlap, {after:.1f} with; the runtime waits {waiting} of the time"
+    for cluster, values in document.get("efficiency", {}).items():
+        if cluster == "machine":
+            yield f"two plain loops on two cores: efficiency {values:.3f}"
+            continue
+        rates = {workers: document["rounds"][-1][f"{cluster} {workers}"] for workers in (1, 2)}
+        speeds = ", ".join(f"{key} {values[key]:.3f}" for key in values)
+        for workers, row in rates.items():
+            text = ", ".join(f"{key} {rate:.1f}" for key, rate in row["rates"].items())
+            cpu = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in row["cpu_seconds"].items())
+            yield f"{cluster}, {workers} workers: images/s {text}; CPU seconds {cpu}"
+        yield f"{cluster}: efficiency {speeds}; overhead of the pool {overhead['pool'][cluster]:.1%}"
+    for row in document["rounds"]:
+        prediction = row["prediction"]
+        yield (
+            f"2 workers: simulated {prediction['simulated_seconds']:.1f} s "
+            f"({prediction['simulated_seconds_with_own_cores']:.1f} s with the efficiency 1), "
+            f"measured {prediction['measured_seconds']:.1f} s"
+        )
+
+
 def main() -> None:
-    """Measure, and write the document."""
+    """Measure, write the document, and print its summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("images", type=Path)
@@ -266,15 +404,15 @@ def main() -> None:
     parser.add_argument("--no-ray", action="store_true")
     parser.add_argument("--target", type=Path, default=HERE / "workers.json")
     options = parser.parse_args()
-    model, clusters = options.model, ("local",) if options.no_ray else ("local", "ray")
+    model = options.model
     document: dict[str, Any] = {
-        "schema": "quantkit.workers/2",
+        "schema": "quantkit.workers/3",
         "machine": this_machine().to_json(),
         "model": Path(model).name,
         "samples": options.samples,
         "shard_size": SHARD_SIZE,
+        "clusters": list(CLUSTERS[:1] if options.no_ray else CLUSTERS),
         "rounds": [],
-        "prediction": [],
     }
 
     def save(step: str) -> None:
@@ -288,29 +426,26 @@ def main() -> None:
         save("all-reduce")
         few = link_images(options.images, min(OVERHEAD_SAMPLES, options.samples), folder / "few")
         pairs = in_child(measure_overhead, model, str(few), str(folder / "paired"))
+        worker, worker_cpu = (
+            median(pair["worker"][index] / pair["loop"][index] for pair in pairs) - 1 for index in (0, 1)
+        )
         document["overhead"] = {
             "pairs": pairs,
             "images_per_pair": SHARD_SIZE,
-            "worker": median(own / loop for loop, own in pairs) - 1,
+            "worker": worker,
+            "worker_cpu": worker_cpu,
         }
-        save(f"overhead of a worker {document['overhead']['worker']:.2%}")
+        save("overhead of a worker")
         document["evaluate"] = compare_evaluations(model, options.images, options.samples, folder)
-        save(f"evaluate {document['evaluate']['speedup']:.2f} times as fast")
+        save("evaluate")
         data = link_images(options.images, options.samples, folder / "images")
-        for _ in range(options.rounds):
-            results = measure_round(model, data, folder, clusters)
-            round_ = {f"{cluster} {workers}": describe(result) for (cluster, workers), result in results.items()}
-            document["rounds"].append(round_)
-            single, double = results["local", 1], results["local", 2]
-            document["prediction"].append(predict(single, double))
-            document["overhead"]["pool"] = median(
-                row["local 1"]["parts"]["overhead"] / sum(row["local 1"]["shard_seconds"]) for row in document["rounds"]
-            )
-            for key in ("rate", "busy_rate"):
-                document[f"efficiency_by_{key}"] = {
-                    cluster: [efficiency(row, cluster, key) for row in document["rounds"]] for cluster in clusters
-                }
-            save(f"efficiency {document['efficiency_by_rate']}, prediction {document['prediction'][-1]}")
+        loops = link_images(options.images, min(LIMIT_SAMPLES, options.samples), folder / "loops")
+        for number in range(options.rounds):
+            row = measure_round(model, data, loops, folder, document["clusters"], number % 2)
+            document["rounds"].append(row)
+            summarize(document)
+            save(f"round {number + 1}")
+    print("\n".join(summary_lines(document)))
 
 
 if __name__ == "__main__":

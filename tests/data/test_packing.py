@@ -271,6 +271,7 @@ def test_cifar_archive(version: str, tmp_path: Path) -> None:
         expected = row.reshape(3, 32, 32).transpose(1, 2, 0)
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(features["image/encoded"][0]))), expected)
         assert (features["image/class/label"][0], features["image/class/text"]) == (label, [NAMES[label].encode()])
+    assert result.source_bytes == 10 * 3072
     assert result.notes == ("the test images are not packed: use --split test",)
     assert (tmp_path / "shards" / f"{result.index.name}.labels.txt").read_text().split() == NAMES
 
@@ -299,9 +300,12 @@ def test_pickles_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     for value in (Payload(), {b"data": Payload()}, np.array([Payload()], object), np.random.default_rng()):
         with pytest.raises(InputError, match="is not a pickle of arrays"):
-            read_pickle(pickle.dumps(value), "batch")
+            read_pickle(io.BytesIO(pickle.dumps(value)), "batch")
     assert not list(tmp_path.iterdir())
-    assert read_pickle(pickle.dumps({b"a": [1, "b"]}, protocol=2), "batch") == {b"a": [1, "b"]}
+    harmless = {b"a": [1, "b"], b"empty": b""}
+    assert read_pickle(io.BytesIO(pickle.dumps(harmless, protocol=2)), "batch") == harmless
+    with pytest.raises(InputError, match="bytes have an unknown form"):
+        read_pickle(io.BytesIO(b"\x80\x02c__builtin__\nbytes\nK\x05\x85R."), "batch")
 
 
 def test_verification_finds_a_flipped_bit(images: Path, tmp_path: Path) -> None:

@@ -314,6 +314,17 @@ def test_gain_must_be_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (result.dataset is dataset) == (not applied)
 
 
+def test_cache_moves_back_before_the_batches(monkeypatch: pytest.MonkeyPatch, execution: Execution) -> None:
+    """After a shuffle and a batch, the results of a vectorized map differ in every epoch."""
+    monkeypatch.setattr(optimization, "measure_gain", lambda *arguments, **options: Gain((1.0,) * 3, (2.0,) * 3))
+    dataset = tf.data.Dataset.range(40).shuffle(40).map(lambda x: x * 2).batch(8)
+    result = qk.data.optimize(dataset, time_budget=1)
+    assert result.applied == ("parallelize", "add_prefetch", "cache")
+    assert "vectorize_maps: not applied: the cache before the batches is faster" in str(result)
+    assert ops_of(result.graph) == ["Range", "ParallelMap", "Cache", "Shuffle", "Batch", "Prefetch"]
+    assert assert_same_elements(result.original, result.graph, execution) == 5
+
+
 def test_function_names() -> None:
     assert function_name("__inference_Dataset_map_parse_34") == "parse"
     assert function_name("__inference_Dataset_map_lambda_34__batched") == "function_batch"

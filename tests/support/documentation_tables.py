@@ -172,6 +172,86 @@ def accuracy_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return percent(accuracy.get("top1")), percent(accuracy["agreement"]), f"{accuracy['kl_divergence']:.4f}", recovered
 
 
+def workers_table(document: dict[str, Any], link: str) -> list[str]:
+    """Return speed and efficiency of one and two workers, and the overheads, next to the limits of the machine."""
+    lines = ["| workers | images/s with 1 | with 2 | efficiency | from the first opened model | whole call |"]
+    lines += ["|---|" + "---|" * 5]
+    rounds, efficiency, overhead = document["rounds"], document["efficiency"], document["overhead"]
+    limit = statistics.median(row["machine"]["together"] for row in rounds)
+    alone = statistics.median(row["machine"]["sum_of_each_alone"] / 2 for row in rounds)
+    lines.append(f"| plain loops | {alone:.1f} | {limit:.1f} | {efficiency['machine']:.2f} | | |")
+    for cluster in document["clusters"]:
+        rates = [statistics.median(row[f"{cluster} {count}"]["rates"]["steady"] for row in rounds) for count in (1, 2)]
+        cells = [f"{rate:.1f}" for rate in rates] + [f"{efficiency[cluster][key]:.2f}" for key in _WORKER_RATES]
+        lines.append(f"| {'processes' if cluster == 'local' else 'Ray'} | {' | '.join(cells)} |")
+    pools = " and ".join(f"{overhead['pool'][cluster]:.1%}" for cluster in document["clusters"])
+    before, after = document["evaluate"]["samples_per_second"]
+    idle = [f"{fraction:.1%}" for fraction in document["evaluate"]["waiting_fraction"]]
+    predictions = " and ".join(
+        f"{row['prediction']['simulated_seconds']:.1f} s (measured {row['prediction']['measured_seconds']:.1f} s)"
+        for row in rounds
+    )
+    return [
+        *lines,
+        "",
+        f"- Overhead per image over a plain loop: {overhead['worker']:.1%} in the worker ({overhead['worker_cpu']:.1%} "
+        f"of its CPU time), and {pools} between shards ({' and '.join(document['clusters'])}).",
+        f"- Prediction of the simulation for 2 workers, from the shards of 1 worker: {predictions}.",
+        f"- `evaluate`: {before:.1f} images/s without overlap of input and runtime, {after:.1f} with; the runtime is "
+        f"idle for lack of images {idle[0]} and {idle[1]} of the time.",
+        "",
+        f"`{document['model']}`, {document['samples']:,} images, shards of {document['shard_size']}, one core and one "
+        f"thread per worker, medians of {len(rounds)} rounds, load {document['load']:.1f}; {machine(document)}. "
+        f"Measurements: {link}.",
+    ]
+
+
+def pipelines_table(document: dict[str, Any], link: str) -> list[str]:
+    """Return the rates of optimized pipelines next to the original, a hand sweep and AUTOTUNE."""
+    lines = [
+        "| pipeline | times the original | the best of a hand sweep | AUTOTUNE | rewrites |",
+        "|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        ratios = [row[f"ratio_to_{name}"] for name in ("original", "best_of_sweep", "autotune")]
+        applied = ", ".join(f"`{name}`" for name in row["applied"])
+        lines.append(f"| {row['pipeline']} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} | {applied} |")
+    different = sum(row["different_elements"] for row in document["rows"]) + len(document["generated"]["wrong"])
+    return [
+        *lines,
+        "",
+        f"Elements per second, medians of pairs in alternation. {different} different elements in these pipelines "
+        f"and in {document['generated']['pipelines']} generated ones with all rewrites. Load {document['load']:.1f}; "
+        f"{machine(document)}. Measurements: {link}.",
+    ]
+
+
+def packing_table(document: dict[str, Any], link: str) -> list[str]:
+    """Return the rate of packing next to copies, and the kills with their resumed runs."""
+    lines = ["| step | MB/s |", "|---|---|"]
+    names = {
+        "pack": "`data pack`, images to shards",
+        "copy": "`cp -r` of the images",
+        "copy_of_shards": "`cp -r` of the shards",
+    }
+    for key, name in names.items():
+        lines.append(f"| {name} | {statistics.median(document['megabytes_per_second'][key]):.1f} |")
+    kills = [kill for run in document["runs_with_kills"] for kill in run["kills"]]
+    unchanged = sum(kill["shards_kept"] for kill in kills)
+    before = sum(kill["shards_before"] for kill in kills)
+    identical = all(run["identical"] for run in document["runs_with_kills"])
+    return [
+        *lines,
+        "",
+        f"{document['images']:,} images, {document['num_bytes'] / 1e6:.0f} MB in {document['shards']} shards. After "
+        f"{len(kills)} kills at random moments, the same command kept {unchanged} of {before} complete shards, and the "
+        f"result is {'' if identical else 'not '}byte for byte that of a quiet run. TensorFlow reads "
+        f"{document['tensorflow']['equal']:,} of {document['images']:,} images with the bytes of their files. "
+        f"`data verify` finds {document['flipped_bits_found']} of {document['flipped_bits']} flipped bits. "
+        f"Load {document['load']:.1f}; {machine(document)}. Measurements: {link}.",
+    ]
+
+
 def percent(fraction: float | None) -> str:
     return "" if fraction is None else f"{100 * fraction:.1f} %"
 
@@ -186,7 +266,10 @@ def machine(document: dict[str, Any]) -> str:
     return Machine.from_json(document["machine"]).sentence
 
 
+_WORKER_RATES = ("steady", "open", "whole")
 _TABLES = {
+    "quantkit.bench_packing/3": packing_table,
+    "quantkit.bench_pipelines/2": pipelines_table,
     "quantkit.benchmark/1": benchmark_table,
     "quantkit.eight_bit/1": eight_bit_table,
     "quantkit.finetuning/1": finetuning_table,
@@ -194,6 +277,7 @@ _TABLES = {
     "quantkit.scaling/1": scaling_table,
     "quantkit.zoo/2": network_table,
     "quantkit.transform_process/1": process_table,
+    "quantkit.workers/3": workers_table,
 }
 
 if __name__ == "__main__":

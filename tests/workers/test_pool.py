@@ -160,3 +160,32 @@ def test_ray_cluster_without_nodes_stops_the_pool(monkeypatch: pytest.MonkeyPatc
     nodes[1]["Alive"] = False
     with pytest.raises(UnavailableError, match="every node of the Ray cluster ended"):
         cluster.wait([], 0.0)
+
+
+@pytest.mark.parametrize("address", ["", "auto"])
+def test_ray_workers_have_the_environment_of_their_placement(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    started: dict[str, Any] = {}
+    actor = SimpleNamespace(open=SimpleNamespace(remote=lambda: None))
+
+    def options(**values: Any) -> SimpleNamespace:
+        started["options"] = values
+        return SimpleNamespace(remote=lambda *arguments: actor)
+
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **values: started.update(environment=dict(os.environ)),
+        shutdown=lambda: None,
+        remote=lambda service: SimpleNamespace(options=options),
+    )
+    monkeypatch.setattr(ray_cluster, "available", lambda: Availability.yes("2.60"))
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda: ray)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    cluster = ray_cluster.RayCluster(2, 3, "cpu", address)
+    cluster.start(SPEC, 0)
+    cluster.close()
+    if address:  # its processes run already
+        assert started["options"]["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "3"
+    else:
+        assert started["environment"]["OMP_NUM_THREADS"] == "3"
+        assert "runtime_env" not in started["options"]
+    assert os.environ["OMP_NUM_THREADS"] == "5"

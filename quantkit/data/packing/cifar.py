@@ -4,10 +4,11 @@ A sample is 3072 bytes: 32 x 32 red values, then green, then blue. The binary ve
 each sample; the python version has pickles of 10,000 or 50,000 rows with their labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -44,12 +45,8 @@ class ArchiveMember:
         Raises:
             InputError: the file cannot be read.
         """
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.offset)
-                return file.read(self.size)
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be read: {(error.strerror or 'unknown error').lower()}") from None
+        with open_part(self.path, self.offset) as file:
+            return file.read(self.size)
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def class_names(version: Version, member: ArchiveMember) -> tuple[str, ...]:
     """
     if version.label_bytes:
         return tuple(member.read().decode(errors="replace").split())
-    names = _read_table(member).get(version.names_key)
+    names = _read_table(member.path, member.offset, member.name).get(version.names_key)
     if not isinstance(names, list):
         raise _damage_error(member.name)
     return tuple(name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names)
@@ -109,7 +106,7 @@ def pickled_labels(version: Version, member: ArchiveMember) -> list[int]:
     Raises:
         InputError: the file is damaged, or the counts of labels and samples differ.
     """
-    table = _read_table(member)
+    table = _read_table(member.path, member.offset, member.name)
     labels, data = table.get(version.label_key), table.get(b"data")
     is_valid = isinstance(labels, list) and all(type(label) is int and label >= 0 for label in labels)
     if not is_valid or not isinstance(data, PickledArray) or _rows_of(data, member.name) != len(labels or ()):
@@ -117,10 +114,10 @@ def pickled_labels(version: Version, member: ArchiveMember) -> list[int]:
     return list(labels or ())
 
 
-def read_pickled_pixels(path: str, offset: int, size: int, row: int) -> Array:
-    """Read one sample (32, 32, 3) of a pickled batch in a part of a file."""
+def read_pickled_pixels(path: str, offset: int, row: int) -> Array:
+    """Read one sample (32, 32, 3) of a pickled batch that starts at an offset of a file."""
     start = row * PIXEL_BYTES
-    return to_pixels(_read_batch(path, offset, size)[start : start + PIXEL_BYTES])
+    return to_pixels(_read_batch(path, offset)[start : start + PIXEL_BYTES])
 
 
 def to_pixels(data: bytes) -> Array:
@@ -129,19 +126,45 @@ def to_pixels(data: bytes) -> Array:
 
 
 @lru_cache(maxsize=6)
-def _read_batch(path: str, offset: int, size: int) -> bytes:
-    data = _read_table(ArchiveMember(path, path, offset, size)).get(b"data")
+def _read_batch(path: str, offset: int) -> bytes:
+    data = _read_table(path, offset, path).get(b"data")
     if not isinstance(data, PickledArray):
         raise _damage_error(path)
     _rows_of(data, path)
     return data.data
 
 
-def _read_table(member: ArchiveMember) -> dict[Any, Any]:
-    table = read_pickle(member.read(), member.name)
+def _read_table(path: str, offset: int, name: str) -> dict[Any, Any]:
+    """Read the pickle that starts at an offset of a file.
+
+    Args:
+        path: file.
+        offset: position of the pickle in bytes.
+        name: name of the pickle, for messages.
+
+    Raises:
+        InputError: the file cannot be read, or the pickle is damaged.
+    """
+    with open_part(path, offset) as file:
+        table = read_pickle(file, name)
     if not isinstance(table, dict):
-        raise _damage_error(member.name)
+        raise _damage_error(name)
     return table
+
+
+@contextmanager
+def open_part(path: str, offset: int) -> Iterator[BinaryIO]:
+    """Open a file at an offset in bytes.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            yield file
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {(error.strerror or 'unknown error').lower()}") from None
 
 
 def _rows_of(data: PickledArray, name: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from quantkit.data.dataset import ArrayDataset
-from quantkit.data.packing.cifar import PIXEL_BYTES, read_pickled_pixels, to_pixels
+from quantkit.data.packing.cifar import PIXEL_BYTES, open_part, read_pickled_pixels, to_pixels
 from quantkit.data.sources import as_dataset
 from quantkit.errors import InputError
 from quantkit.formats.tfrecord import read_record
@@ -32,7 +32,8 @@ class SourceItem:
         name: path relative to the source, or number of the row.
         label: label in the source; empty if it is not known.
         path: file with the sample.
-        offset, size: position and size of the sample in its file, in bytes.
+        offset, size: position and size of the sample in its file, in bytes; the position of the whole batch for
+            `pickled_pixels`.
         stamp: modification time of the file in nanoseconds.
         row: number of the row in an array.
     """
@@ -105,12 +106,8 @@ class ChangedSourceError(InputError):
 
 
 def _read_part(item: SourceItem) -> bytes:
-    try:
-        with open(item.path, "rb") as file:
-            file.seek(item.offset)
-            data = file.read(item.size)
-    except OSError as error:
-        raise InputError(f"{item.path} cannot be read: {(error.strerror or 'unknown error').lower()}") from None
+    with open_part(item.path, item.offset) as file:
+        data = file.read(item.size)
     if len(data) < item.size:
         raise InputError(f"{item.path} is truncated")
     return data
@@ -145,7 +142,7 @@ def _read_pixels(item: SourceItem) -> Array:
 
 
 def _read_pickled_pixels(item: SourceItem) -> Array:
-    return read_pickled_pixels(item.path, item.offset, item.size, item.row)
+    return read_pickled_pixels(item.path, item.offset, item.row)
 
 
 _READ_FUNCTIONS: dict[Kind, Callable[[SourceItem], Content]] = {

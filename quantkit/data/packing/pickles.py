@@ -4,9 +4,8 @@ A pickle names functions that are called when it is read. `read_pickle` calls no
 array needs stand for inert classes of this module, and any other name is an error.
 """
 
-import io
 import pickle
-from typing import Any
+from typing import Any, BinaryIO
 
 from quantkit.errors import InputError, one_line
 
@@ -55,12 +54,20 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     return text.encode("latin1")
 
 
+def _empty_bytes(*arguments: Any) -> bytes:
+    """Return the empty byte string, which Python 3 writes as a call in old protocols."""
+    if arguments:
+        raise pickle.UnpicklingError("bytes have an unknown form")
+    return b""
+
+
 _NAMES: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): PickledArray,
     ("numpy._core.multiarray", "_reconstruct"): PickledArray,
     ("numpy", "ndarray"): PickledArray,
     ("numpy", "dtype"): PickledType,
     ("_codecs", "encode"): _encode,
+    ("__builtin__", "bytes"): _empty_bytes,
 }
 
 
@@ -74,11 +81,11 @@ class _Reader(pickle.Unpickler):
         raise pickle.UnpicklingError("the pickle names objects outside the file")
 
 
-def read_pickle(data: bytes, name: str) -> Any:
+def read_pickle(file: BinaryIO, name: str) -> Any:
     """Read a pickle of dicts, lists, numbers, byte strings and arrays; text of Python 2 becomes bytes.
 
     Args:
-        data: pickle.
+        file: file at the start of the pickle, which states its own end.
         name: name of the file, for messages.
 
     Returns:
@@ -88,7 +95,7 @@ def read_pickle(data: bytes, name: str) -> Any:
         InputError: the pickle is damaged, or names anything else.
     """
     try:
-        return _Reader(io.BytesIO(data), encoding="bytes").load()
+        return _Reader(file, encoding="bytes").load()
     except Exception as error:  # a damaged pickle raises errors of many types
         reason = one_line(str(error)) or type(error).__name__
         raise InputError(f"{name} is not a pickle of arrays: {reason}", hint="download the archive again") from None

@@ -93,7 +93,7 @@ def _binary_items(version: cifar.Version, member: ArchiveMember) -> list[SourceI
 def _pickled_items(version: cifar.Version, member: ArchiveMember) -> list[SourceItem]:
     stamp = _stamp(member.path)
     return [
-        SourceItem(f"{member.base}#{row}", str(label), member.path, member.offset, member.size, stamp, row)
+        SourceItem(f"{member.base}#{row}", str(label), member.path, member.offset, cifar.PIXEL_BYTES, stamp, row)
         for row, label in enumerate(cifar.pickled_labels(version, member))
     ]
 

@@ -182,9 +182,7 @@ def _locate(
 
 def _check_name(name: str) -> str:
     if not re.fullmatch(r"\w[\w-]*", name):
-        raise UsageError(
-            f"name is {name!r}, and must consist of letters, digits, '-', '_' and '.'", hint="--name train"
-        )
+        raise UsageError(f"name is {name!r}, and must consist of letters, digits, '-' and '_'", hint="--name train")
     return name
 
 
