@@ -17,7 +17,7 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
-from quantkit.runtimes.onnxruntime_profile import REWRITE_SUFFIX, OnnxRuntimeProfiler
+from quantkit.runtimes.onnxruntime_profile import OnnxRuntimeProfiler, source_name
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 
@@ -109,7 +109,7 @@ def _find_int8_nodes(graph: Graph) -> frozenset[str]:
             raise _translate_error(error, "the graph") from error
         optimized = onnx.decode((folder / "optimized.onnx").read_bytes())
     names = (onnx.node_name(node) for node in optimized.nodes.values() if node.op in _INT8_OPS)
-    return frozenset(REWRITE_SUFFIX.sub("", name) for name in names)
+    return frozenset(map(source_name, names))
 
 
 def _module() -> Any:

@@ -16,7 +16,7 @@ from quantkit.runtimes.op_times import Span, exclusive_seconds, fused_nodes, nam
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER, OpTime, OpTrace
 
 # Suffixes that the rewrites append to the name of a node.
-REWRITE_SUFFIX = re.compile(r"(?:_token_\d+|/MatMulAddFusion|_nchwc)+$")
+_REWRITE_SUFFIX = re.compile(r"(?:_token_\d+|/MatMulAddFusion|_nchwc)+$")
 # Ops that convert between formats or layouts, and between the memory of devices.
 _CONVERSIONS = frozenset(
     {"Cast", "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear", "ReorderInput", "ReorderOutput"}
@@ -74,7 +74,7 @@ def read_trace(events: Iterable[Event], graph: Graph, optimized: Graph) -> OpTra
         optimized: graph that ONNX Runtime wrote after its rewrites.
     """
     events = list(events)
-    executed = {onnx.node_name(node): node for node in optimized.nodes.values() if node.op not in _SOURCE_OPS}
+    executed = {onnx.node_name(node): node for node in _ops(optimized)}
     runs = [event for event in events if event["name"] == "model_run"]
     # Nodes of loop bodies and branches run inside the time of their loop or branch.
     ops = [event for event in events if event.get("cat") == "Node" and _op_name(event) in executed]
@@ -119,18 +119,30 @@ class _Sources:
 
     @cached_property
     def _boundary(self) -> frozenset[str]:
-        return frozenset(self._optimized.nodes)
+        # The rewrites for blocked layouts rename the output of a node and keep the beginning of its name.
+        names = (source_name(onnx.node_name(node)) for node in _ops(self._optimized))
+        return frozenset({*self._optimized.nodes, *names})
 
     def find(self, name: str, node: Node) -> tuple[str, ...]:
         """Return the nodes that an optimized node computes, by its output and by its name."""
-        fused = fused_nodes(self._graph, node.name, self._boundary - {node.name})
-        own = REWRITE_SUFFIX.sub("", name)
+        own = source_name(name)
+        fused = fused_nodes(self._graph, node.name, self._boundary - {node.name, own})
         return (*fused, own) if own in self._graph and own not in fused else fused
 
     def producers(self, node: Node) -> tuple[str, ...]:
         """Return the names of the nodes that compute the inputs of an optimized node."""
         producers = [self._optimized[edge.node] for edge in node.inputs if edge.node in self._optimized]
         return tuple(dict.fromkeys(onnx.node_name(each) for each in producers if each.op not in _SOURCE_OPS))
+
+
+def _ops(graph: Graph) -> list[Node]:
+    """Return the nodes that a session executes."""
+    return [node for node in graph.nodes.values() if node.op not in _SOURCE_OPS]
+
+
+def source_name(name: str) -> str:
+    """Return the name of a node before the rewrites."""
+    return _REWRITE_SUFFIX.sub("", name)
 
 
 def _op_name(event: Event) -> str:
