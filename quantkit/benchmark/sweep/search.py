@@ -2,7 +2,7 @@
 
     stage 0    all settings, one process each
     stage 1    the best third, and combinations of the best settings of each dimension
-    stage 2    the best two
+    stage 2    the best two, unless the best one is far ahead
 
 Settings are measured in small groups, each together with the default in the same rounds: their speed-ups over the
 default are comparable between groups, although the load of the machine changes.
@@ -37,6 +37,8 @@ DEADLINES = (0.45, 0.55, 0.65)
 # Fraction of the settings that reaches the next stage.
 PROMOTED_FRACTION = 1 / 3
 FINALISTS = 2
+# Settings with a lower fraction of the best speed-up are not measured again after stage 1.
+LEAST_FRACTION = 0.9
 
 
 @dataclass
@@ -68,11 +70,12 @@ class Search:
     def run(self, settings: Sequence[Setting]) -> tuple[Setting, ...]:
         """Return the settings of the last stage that are faster than the default, the fastest first."""
         ranked = self._measure_stage(0, settings)
-        for stage in (1, 2):
-            keep = max(ceil(len(ranked) * PROMOTED_FRACTION), FINALISTS) if stage == 1 else FINALISTS
-            further = combine(ranked) if stage == 1 else ()
-            settings = unique((*(setting for setting, _ in ranked[:keep]), *further))
-            ranked = self._measure_stage(stage, settings) or ranked
+        keep = max(ceil(len(ranked) * PROMOTED_FRACTION), FINALISTS)
+        promoted = unique((*(setting for setting, _ in ranked[:keep]), *combine(ranked)))
+        ranked = self._measure_stage(1, promoted) or ranked
+        finalists = [setting for setting, ratio in ranked[:FINALISTS] if ratio >= LEAST_FRACTION * ranked[0][1]]
+        if len(finalists) > 1:
+            ranked = self._measure_stage(2, finalists) or ranked
         return tuple(setting for setting, ratio in ranked if ratio > 1)
 
     def _measure_stage(self, stage: int, settings: Sequence[Setting]) -> list[tuple[Setting, float]]:

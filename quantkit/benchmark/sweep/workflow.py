@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Unpack
@@ -11,10 +11,11 @@ from typing import Any, Unpack
 from quantkit import formats
 from quantkit.arguments import as_names, parse_duration, public, require_callable, require_path, without_none
 from quantkit.benchmark.host.machine import this_machine
+from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import Benchmark, openmp_lines
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, digest
-from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
+from quantkit.benchmark.sampling.rounds import DEFAULT_PROCESSES, SamplingOptions, measure
 from quantkit.benchmark.sampling.selection import CandidateOptions, select_candidates
 from quantkit.benchmark.sampling.worker import read_model
 from quantkit.benchmark.sweep.result import BestSettings, ModelSweep, Sweep
@@ -50,7 +51,8 @@ def sweep(
 
     Args:
         models: see `quantkit.benchmark`.
-        time_budget: total time limit in seconds, or a text such as ``5m``; each model gets an equal part.
+        time_budget: total time limit in seconds, or a text such as ``5m``; each model gets a part in
+            proportion to the number of its settings and to the time that its runtime takes to open it.
         resume: file for the finished trials; those in it are not measured again.
         on_progress: receives the progress.
         options: see `quantkit.benchmark`. Options with a value are not varied; with several precisions, the first is
@@ -70,31 +72,56 @@ def sweep(
     first, *others = as_names(options.get("precision", "float32")) or ("float32",)
     options["precision"] = first
     with temporary_folder() as folder:
+        start = monotonic()
         candidates = select_candidates(models, folder, on_progress, **options)
         precisions = [Setting("precision", {"precision": name}) for name in others]
-        return Sweep(
-            tuple(
-                _sweep_model(candidate, precisions, state, budget / len(candidates), options, folder, on_progress)
-                for candidate in candidates
-            ),
-            machine,
-        )
+        probing = replace(PROBE, time_budget=budget / len(candidates))
+        probes = [_probe(each, precisions, state, probing, folder, on_progress) for each in candidates]
+        sweeps = []
+        for index, probe in enumerate(probes):
+            remaining = max(start + budget - monotonic(), 1.0)
+            share = remaining * probe.cost / sum(each.cost for each in probes[index:])
+            sweeps.append(_sweep_model(probe, state, share, options.get("seed", 0), folder, on_progress))
+        return Sweep(tuple(sweeps), machine)
 
 
-def _sweep_model(
+@dataclass(frozen=True)
+class _Probe:
+    """First measurement of a model, which finds the runtime and its libraries.
+
+    Attributes:
+        candidate: model in that runtime.
+        measurement: its latency with the default settings.
+        converted: model in the layout NCHW; None if that changes nothing.
+        settings: settings to search.
+        seconds: run time of the first measurement.
+    """
+
+    candidate: Candidate
+    measurement: Measurement
+    converted: Candidate | None
+    settings: tuple[Setting, ...]
+    seconds: float
+
+    @property
+    def cost(self) -> float:
+        """Estimated relative run time of the search: one process for each setting, and those of the confirmation."""
+        return self.seconds * (len(self.settings) + 2 * DEFAULT_PROCESSES)
+
+
+def _probe(
     candidate: Candidate,
     further: Sequence[Setting],
     state: SweepState,
-    budget: float,
-    options: CandidateOptions,
+    options: SamplingOptions,
     folder: Path,
     on_progress: OnProgress,
-) -> ModelSweep:
-    start, seed = monotonic(), options.get("seed", 0)
-    probe = measure([candidate], replace(PROBE, time_budget=budget), on_progress)
-    probe.check_measured()
-    (measurement,) = probe.measurements
-    context = measurement.context
+) -> _Probe:
+    start = monotonic()
+    benchmark = measure([candidate], options, on_progress)
+    benchmark.check_measured()
+    (measurement,) = benchmark.measurements
+    seconds, context = monotonic() - start, measurement.context
     candidate = replace(candidate, settings=replace(candidate.settings, runtime=context.runtime))
     converted = _convert_layout(candidate, folder)
     settings = (
@@ -102,14 +129,21 @@ def _sweep_model(
         *further,
         *([] if converted is None else [Setting("layout", {"layout": LAYOUT})]),
     )
+    return _Probe(candidate, measurement, converted, settings, seconds)
+
+
+def _sweep_model(
+    probe: _Probe, state: SweepState, budget: float, seed: int, folder: Path, on_progress: OnProgress
+) -> ModelSweep:
+    candidate, latency = probe.candidate, probe.measurement.summary.median
     # The same model with other settings is another search.
-    key = f"{context.digest} {json.dumps(asdict(candidate.settings), sort_keys=True)} seed {seed}"
-    search = Search(candidate, converted, key, state, start, budget, seed, measurement.summary.median, on_progress)
-    ranked = search.run(settings)
+    key = f"{probe.measurement.context.digest} {json.dumps(asdict(candidate.settings), sort_keys=True)} seed {seed}"
+    search = Search(candidate, probe.converted, key, state, monotonic(), budget, seed, latency, on_progress)
+    ranked = search.run(probe.settings)
     name = candidate.label if folder in candidate.path.parents else str(candidate.path)
     best = BestSettings(candidate.label, name, candidate)
     rejected: tuple[str, Speedup | None] | None = None
-    seconds = [measurement.summary.median] * 2
+    seconds = [latency] * 2
     if ranked:
         winner = ranked[0]
         confirmation = _confirm(search, winner, on_progress)
@@ -119,17 +153,18 @@ def _sweep_model(
         else:
             medians = [measurement.summary.median for measurement in confirmation.measurements]
             if speedup.outcome == "faster":
-                fastest = winner.apply(candidate, converted)
+                fastest = winner.apply(candidate, probe.converted)
                 best = BestSettings(candidate.label, name, fastest, winner.values.get("layout"), speedup)
                 seconds = medians
             else:
                 rejected = (str(winner), speedup)
                 seconds = medians[:1] * 2
-    texts = {setting.key: str(setting) for setting in settings}
+    texts = {setting.key: str(setting) for setting in probe.settings}
     trials = tuple((_text(trial.setting), trial) for trial in state.of(key))
     measured = {trial.setting for trial in state.of(key) if trial.stage == 0}
     unmeasured = tuple(text for setting, text in texts.items() if setting not in measured)
-    return ModelSweep(best, seconds[0], seconds[1], rejected, trials, unmeasured, openmp_lines([measurement]))
+    notes = openmp_lines([probe.measurement])
+    return ModelSweep(best, seconds[0], seconds[1], rejected, trials, unmeasured, notes)
 
 
 def _text(key: str) -> str:
