@@ -3,14 +3,16 @@
     python tests/bench/measure_verdict.py FLOAT.pb EIGHTBIT.pb RANGES.json [--layer NAME] [--out FILE]
 
 Profiles the classic eightbit graph in TensorFlow; the ONNX model with one layer in float, in ONNX Runtime and OpenVINO;
-and the float graph with two threads on one CPU. Each verdict must name the cause, with its measured time. The island is
+the float graph with two threads on one CPU; and, where control groups of version 1 may be created, the int8 model with
+a quota of half the CPUs. Each verdict must name the cause, with its measured time. The island is
 quantized from the ranges, without data. Writes `verdict.json`. Takes 3 minutes.
 """
 
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization import annotate
 
 HERE = Path(__file__).parent
+GROUPS = Path("/sys/fs/cgroup/cpu")
 
 
 def write_island(float_model: str, ranges: Path, layer: str, folder: Path) -> tuple[str, Path]:
@@ -60,6 +63,25 @@ def row(case: str, kind: str, layer: str, reasons: Sequence[Reason]) -> dict[str
     }
 
 
+def can_limit_cpus() -> bool:
+    return os.access(GROUPS, os.W_OK) and (GROUPS / "cpu.cfs_quota_us").exists()
+
+
+@contextmanager
+def cpu_limit(cpus: float) -> Iterator[None]:
+    """Run this process and its children with a quota, in a control group of their own."""
+    group = GROUPS / f"quantkit-{os.getpid()}"
+    group.mkdir()
+    period = int((group / "cpu.cfs_period_us").read_text())
+    (group / "cpu.cfs_quota_us").write_text(str(int(cpus * period)))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (GROUPS / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+
+
 def main() -> None:
     """Profile all cases and write `verdict.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,6 +98,10 @@ def main() -> None:
         for runtime in ("onnxruntime", "openvino"):
             profile = profile_layers([options.float_graph, island], runtime=runtime, peaks=False)
             rows.append(row(f"one float layer in {runtime}", "float fallbacks", layer, profile.reasons))
+        if can_limit_cpus():
+            with cpu_limit(len(os.sched_getaffinity(0)) / 2):
+                limited = profile_layers([options.float_graph, island], runtime="onnxruntime", peaks=False)
+            rows.append(row("quota of half the CPUs", "cpu quota", "", limited.reasons))
     cpus = [min(os.sched_getaffinity(0))]
     many = profile_layers([options.float_graph], runtime="onnxruntime", peaks=False, cpus=cpus, intra_op=2)
     rows.append(row("two threads on one CPU", "oversubscription", "", many.reasons))
