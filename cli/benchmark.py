@@ -95,7 +95,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--processes",
         type=parse_positive,
-        help="processes of each model (default: 5, then 10 and 20 until it is clear)",
+        help="processes of each model (default: 3, 5, 10 or 20, until it is clear)",
     )
     parser.add_argument(
         "--interval-width",

@@ -91,7 +91,7 @@ def benchmark(
         runs: samples of each model; a sample is a call, or the mean of several calls below a millisecond (default:
             6 to 200 in each process).
         warmup: warm-up calls (default: until latency is stable).
-        processes: processes of each model, opened in rotated order (default: 5, then 10 and 20 until the comparison is
+        processes: processes of each model, opened in rotated order (default: 3, 5, 10 or 20, until the comparison is
             clear; with ``runs``, 3 to 5).
         interval_width: stop as soon as each interval is narrower than this, as a fraction or a text such as ``2%``,
             after 5, 10, 20 or 40 processes: the intervals of the speed-ups, or of the median of a single model.

@@ -108,6 +108,12 @@ class Latency:
         return None if before is None or after is None else Speedup.of(before, after)
 
     @property
+    def speedups(self) -> tuple[Speedup, ...]:
+        """Speed-ups that a report states: in each runtime, and overall."""
+        overall = () if self.overall is None else (self.overall,)
+        return (*(each.speedup for each in self.runtimes), *overall)
+
+    @property
     def first(self) -> RuntimeLatency | None:
         """Latencies in the runtime with the fastest quantized model."""
         return min(self.runtimes, key=lambda each: each.milliseconds[1], default=None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from measurements import MACHINE
 
-from quantkit.benchmark.results.report import Failure
+from quantkit.benchmark.results.report import Benchmark, Failure
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling import rounds
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
@@ -344,7 +344,8 @@ def test_a_difference_is_found_or_undecided(
 
 @pytest.mark.usefixtures("fake")
 def test_number_of_processes_depends_on_the_spread(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert simulate(monkeypatch, tiny_model, 1, 0.01, 2.0).processes == rounds.DEFAULT_PROCESSES
+    assert simulate(monkeypatch, tiny_model, 1, 0.01, 2.0).processes == rounds.MIN_PROCESSES
+    assert simulate(monkeypatch, tiny_model, 1, 0.01, 1.1).processes == rounds.DEFAULT_PROCESSES
     assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01).processes == rounds.MAX_PROCESSES
     assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01, processes=7).processes == 7
 
@@ -415,8 +416,11 @@ def test_a_single_model_runs_until_its_comparison_is_clear(
     fake: type[FakeWorker], tiny_model: Path, high: float, processes: int
 ) -> None:
     """The comparison with a saved benchmark decides, although there is no second row."""
-    speedup = Speedup(1.0, 1 / high, high, False, 5)
-    result = measure(candidates(tiny_model, {}), SamplingOptions(), compare=lambda _: [speedup])
+
+    def compare(result: Benchmark) -> list[Speedup]:
+        return [Speedup(1.0, 1 / high, high, False, len(result.measurements[0].processes))]
+
+    result = measure(candidates(tiny_model, {}), SamplingOptions(), compare=compare)
     assert len(result.measurements[0].processes) == processes
 
 

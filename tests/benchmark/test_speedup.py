@@ -83,6 +83,15 @@ def test_outcome_depends_on_interval_and_margin(
     assert (speedup.outcome, speedup.is_clear) == (outcome, is_clear)
 
 
+@pytest.mark.parametrize(
+    ("interval", "is_clear"), [((2.0, 1.8, 2.2), True), ((1.03, 1.02, 1.04), False), ((1.0, 0.999, 1.001), False)]
+)
+def test_three_processes_are_enough_for_a_large_difference(
+    interval: tuple[float, float, float], is_clear: bool
+) -> None:
+    assert Speedup(*interval, True, 3).is_clear == is_clear
+
+
 def test_measurements_of_two_benchmarks_are_not_paired() -> None:
     other = make_measurement(FAST, 10, 5, started="2026-01-02T00:00:00")
     speedup = Speedup.of(make_measurement(SLOW, 10, 5), other)

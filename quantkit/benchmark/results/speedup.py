@@ -42,6 +42,8 @@ DISTURBED = 0.05
 DISTURBANCE = 0.1
 # An interval that is this much narrower than the distance from 1 stays on its side when more processes run.
 CLEAR = 2.0
+# The same for `MIN_PROCESSES`, whose spread is hardly known.
+EARLY_CLEAR = 4.0
 
 Outcome = Literal["faster", "slower", "same", "undecided"]
 
@@ -118,9 +120,10 @@ class Speedup:
     @property
     def is_clear(self) -> bool:
         """True if more processes are not expected to change the outcome."""
+        is_early = self.processes <= MIN_PROCESSES
         if self.outcome in ("faster", "slower"):
-            return abs(log(self.ratio)) >= CLEAR * log(self.high / self.low) / 2
-        return self.outcome == "same"
+            return abs(log(self.ratio)) >= (EARLY_CLEAR if is_early else CLEAR) * log(self.high / self.low) / 2
+        return self.outcome == "same" and not is_early
 
     @property
     def smallest_difference(self) -> float:

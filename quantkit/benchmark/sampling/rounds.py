@@ -29,7 +29,7 @@ from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
 from quantkit.benchmark.statistics.student import LOOKS, MIN_PROCESSES
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
-# Default number of processes of each candidate, and the limits if the comparison is not clear, or not precise enough.
+# Usual number of processes of each candidate, and the limits if the comparison is not clear, or not precise enough.
 DEFAULT_PROCESSES, MAX_PROCESSES, MAX_PRECISE_PROCESSES = LOOKS[0], LOOKS[-2], LOOKS[-1]
 # Default number of samples in each process: enough for this duration, within these bounds.
 PROCESS_SECONDS = 0.4
@@ -51,7 +51,7 @@ class SamplingOptions:
     Attributes:
         runs: samples of each candidate in all processes (default: about `PROCESS_SECONDS` in each process).
         warmup: warm-up calls (default: until latency is stable).
-        processes: processes of each candidate (default: 5, then 10 and 20 until the comparison is clear; with ``runs``,
+        processes: processes of each candidate (default: 3, 5, 10 or 20, until the comparison is clear; with ``runs``,
             3 to 5).
         interval_width: width of the intervals that ends the measurement, relative to the lower limit, after 5, 10, 20
             or 40 processes (default: until the comparison is clear).
@@ -356,13 +356,18 @@ class _BenchmarkRun:
         elapsed = monotonic() - self._start
         if elapsed * (count + 1) / count > min(options.time_budget, options.further_budget):
             return "time budget"
-        if count not in LOOKS:
+        if count not in LOOKS and not (count == MIN_PROCESSES and options.interval_width is None):
             return None
         result = self._benchmark("processes")
         if options.interval_width is None:
-            return "clear" if all(speedup.is_clear for speedup in self._compare(result)) else None
+            return "clear" if self._is_clear(result) else None
         width = self._width(result)
         return "interval width" if width is not None and width <= options.interval_width else None
+
+    def _is_clear(self, result: Benchmark) -> bool:
+        """Return True if more processes are not expected to change an outcome."""
+        speedups = self._compare(result)
+        return all(speedup.is_clear for speedup in speedups) and (bool(speedups) or self._process in LOOKS)
 
     def _width(self, result: Benchmark) -> float | None:
         """Return the width of the widest interval: of the speed-ups, or of the median of a single model."""

@@ -48,7 +48,8 @@ def measure_latency(
     quantized = _int8_candidates(conversion, file)
     candidates = [*(floats[name] for name in names if name in floats), *quantized]
     options = SamplingOptions(runs, warmup, time_budget=TIME_BUDGET, further_budget=FURTHER_BUDGET)
-    benchmark = measure(candidates, options, on_progress)
+    # The float model's runtimes are not compared with each other: two of about equal latency would never be clear.
+    benchmark = measure(candidates, options, on_progress, compare=lambda result: Latency(result).speedups)
     if not benchmark.measurements:
         return Latency(skipped=benchmark.failures[0].reason)
     latency = Latency(benchmark)
