@@ -10,8 +10,8 @@ clear enough. The interval on which it stops is more often one that misses the t
 1966 for few samples). The looks are therefore few and fixed, and each interval is computed with 97 % confidence, as in
 group sequential tests (Pocock 1977). In simulations of normal logarithms, at least 95 % of the reported intervals then
 contain the true value, for any spread and requested width; 93 % if the difference is that up to which two latencies
-are the same. After `MIN_PROCESSES`, a benchmark stops only at a difference of four half-widths, which leaves this as it
-is.
+are the same. After `MIN_PROCESSES`, a benchmark stops only at a difference of four half-widths, which does not change
+these fractions.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from quantkit.benchmark.statistics.bootstrap import Estimate
 
 # With fewer processes, the factor t of the interval exceeds 4.3, and no difference is visible.
 MIN_PROCESSES = 3
-# Process counts after which a benchmark may stop, besides `MIN_PROCESSES` for a large difference.
+# Process counts after which a benchmark may stop, and `MIN_PROCESSES` for a large difference.
 LOOKS = (5, 10, 20, 40)
 # Two-sided 97 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
 QUANTILES = (

@@ -80,8 +80,8 @@ def sweep(
         sweeps = []
         for index, probe in enumerate(probes):
             remaining = max(start + budget - monotonic(), 1.0)
-            share = remaining * probe.cost / sum(each.cost for each in probes[index:])
-            sweeps.append(_sweep_model(probe, state, share, options.get("seed", 0), folder, on_progress))
+            part = remaining * probe.cost / sum(each.cost for each in probes[index:])
+            sweeps.append(_sweep_model(probe, state, part, options.get("seed", 0), folder, on_progress))
         return Sweep(tuple(sweeps), machine)
 
 
