@@ -6,7 +6,7 @@ from dataclasses import replace
 from quantkit import runtimes
 from quantkit.benchmark.diagnosis import diagnose
 from quantkit.quantization import observers, targets
-from quantkit.quantization.target_diagnosis import diagnose_targets
+from quantkit.quantization.targets.diagnosis import diagnose_targets
 from quantkit.recipes.named import RECIPE_REGISTRY
 from quantkit.transforms.plugins import load_installed
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization.calibration import open_calibration_session
-from quantkit.quantization.observation import ChannelMeans, Observation
+from quantkit.quantization.calibration.observation import ChannelMeans, Observation
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scale_migration import migrate_scales

@@ -20,7 +20,7 @@ from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
 from quantkit.quantization.calibration import open_calibration_session
-from quantkit.quantization.observation import tensor_name
+from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.observers import create_observer
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges

@@ -17,10 +17,10 @@ from quantkit.errors import InputError, UsageError
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
 from quantkit.quantization.finetuning.simulator import VALUES, Objective, Simulator
 from quantkit.quantization.finetuning.variables import Floats, Variables
-from quantkit.quantization.observation import tensor_name
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.fine_tuning import apply_values, correct
 from quantkit.training.keras_models import import_keras

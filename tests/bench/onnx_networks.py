@@ -38,7 +38,7 @@ from quantkit import formats  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 from quantkit.quantization import Scheme  # noqa: E402
-from quantkit.quantization.census import executed_int8_fractions  # noqa: E402
+from quantkit.quantization.report.census import executed_int8_fractions  # noqa: E402
 from quantkit.runtimes import find_runtime  # noqa: E402
 
 RUNTIMES = ("onnxruntime", "openvino")

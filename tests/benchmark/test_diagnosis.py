@@ -18,7 +18,7 @@ from quantkit.benchmark.profiling.peak_models import float_product
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sweep import BestSettings, ModelSweep, Sweep
-from quantkit.quantization.target_diagnosis import diagnose_targets
+from quantkit.quantization.targets.diagnosis import diagnose_targets
 from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.session import SessionOptions
 

@@ -24,7 +24,7 @@ from quantkit.errors import InputError, QuantkitError, UnavailableError, UsageEr
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, calibrate, convert
-from quantkit.quantization.census import census
+from quantkit.quantization.report.census import census
 from quantkit.quantization.targets import REGISTRY, Target, find_target, targets
 from quantkit.quantization.targets.base import DIALECTS, FLOAT
 from quantkit.recipes import parse

@@ -12,8 +12,8 @@ from quantkit.benchmark.results.measurement import Measurement, MeasurementConte
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-from quantkit.quantization.census import INT8
 from quantkit.quantization.report import Latency
+from quantkit.quantization.report.census import INT8
 from quantkit.runtimes.session import RuntimeVersion
 
 MACHINE = Machine("a processor", physical_cores=2, logical_cores=2, isa=("avx2",), load=0.1)

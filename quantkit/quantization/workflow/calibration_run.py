@@ -22,10 +22,10 @@ from quantkit.quantization.calibration import (
     estimate_memory,
     open_calibration_session,
 )
-from quantkit.quantization.observation import tensor_name
+from quantkit.quantization.calibration.observation import tensor_name
+from quantkit.quantization.calibration.trained_ranges import derive_ranges
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
-from quantkit.quantization.trained_ranges import derive_ranges
 from quantkit.quantization.workflow.float_reference import CACHE_BYTES, FloatReference
 from quantkit.quantization.workflow.labeled_feeds import LabeledFeeds
 from quantkit.quantization.workflow.observer_choice import EXTREMES

@@ -9,7 +9,7 @@ from quantkit.errors import CheckError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
-from quantkit.quantization.census import FLOAT
+from quantkit.quantization.report.census import FLOAT
 from quantkit.quantization.targets import Target, find_target
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.runtimes import find_runtime

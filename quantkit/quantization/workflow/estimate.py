@@ -9,9 +9,9 @@ from quantkit.model import Model
 from quantkit.ops.roles import find_roles
 from quantkit.ops.semantics import is_quantized
 from quantkit.quantization.annotation import annotate
-from quantkit.quantization.census import census
+from quantkit.quantization.calibration.trained_ranges import plan_trained
+from quantkit.quantization.report.census import census
 from quantkit.quantization.scheme import Scheme
-from quantkit.quantization.trained_ranges import plan_trained
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 from quantkit.quantization.workflow.planning import convert_uncalibrated, uncalibrated_ranges
 from quantkit.quantization.workflow.preparation import prepare_float_graph

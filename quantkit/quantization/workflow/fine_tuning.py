@@ -20,6 +20,7 @@ from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.progress import Progress
 from quantkit.quantization.calibration import choose_float_runtime
+from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.corrections import correct_biases
 from quantkit.quantization.finetuning.layerwise import tune_layers
 from quantkit.quantization.finetuning.report import FineTuning
@@ -35,7 +36,6 @@ from quantkit.quantization.finetuning.simulator import (
 )
 from quantkit.quantization.finetuning.training import BATCH, Budget, Training, TrainingResult
 from quantkit.quantization.finetuning.variables import Floats, Variables
-from quantkit.quantization.observation import tensor_name
 from quantkit.quantization.ranges import graph_digest
 from quantkit.quantization.workflow.accuracy import measure_loss, open_conversion
 from quantkit.quantization.workflow.conversion import Conversion

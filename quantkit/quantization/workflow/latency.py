@@ -13,8 +13,8 @@ from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.progress import OnProgress
-from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.report import Latency
+from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.runtimes import REFERENCE, runtimes
 

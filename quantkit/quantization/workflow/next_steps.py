@@ -14,8 +14,8 @@ from quantkit.benchmark.results.report import format_latency
 from quantkit.benchmark.results.speedup import MOST_PROCESSES
 from quantkit.data import Preprocessing, PreprocessingOptions
 from quantkit.data.preprocessing import Origin
-from quantkit.quantization.census import FLOAT, INT8
 from quantkit.quantization.report import NextStep, QuantizationReport
+from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.workflow.host import find_bfloat16_instruction
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options

@@ -13,6 +13,7 @@ from quantkit.evaluation.tasks import TaskMetric
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
+from quantkit.quantization.calibration.trained_ranges import FAKE_QUANT_OPS
 from quantkit.quantization.finetuning.training import Budget
 from quantkit.quantization.observers import create_observer
 from quantkit.quantization.plan import Plan
@@ -20,7 +21,6 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT
-from quantkit.quantization.trained_ranges import FAKE_QUANT_OPS
 from quantkit.runtimes import AUTO, find_runtime
 from quantkit.runtimes.tensorflow_library import available as tensorflow_available
 

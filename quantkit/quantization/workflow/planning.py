@@ -8,9 +8,9 @@ from quantkit.arguments import expand_user
 from quantkit.errors import InputError, UsageError, one_line
 from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Plan, Scheme, annotate
+from quantkit.quantization.calibration.trained_ranges import plan_trained
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
 from quantkit.quantization.targets import find_target, targets
-from quantkit.quantization.trained_ranges import plan_trained
 from quantkit.quantization.workflow.host import saturates_in_int16
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 

@@ -20,9 +20,9 @@ from quantkit.model.endpoints import choose_endpoints
 from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Scheme, prepare
+from quantkit.quantization.calibration.trained_ranges import extract_ranges
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.targets import find_target
-from quantkit.quantization.trained_ranges import extract_ranges
 from quantkit.quantization.workflow.options import Options
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe

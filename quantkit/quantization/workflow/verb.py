@@ -30,11 +30,11 @@ from quantkit.formats import name_written_files, saved_model
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
-from quantkit.quantization.census import FLOAT, census, executed_int8_fractions
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import QuantizationReport
+from quantkit.quantization.report.census import FLOAT, census, executed_int8_fractions
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow.accuracy import try_measure_accuracy
 from quantkit.quantization.workflow.accuracy_search import search_fallbacks

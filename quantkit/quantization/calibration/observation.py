@@ -11,11 +11,11 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.roles.onnx import CONVOLUTION_OPS
+from quantkit.quantization.calibration.range_warnings import RangeMonitor
 from quantkit.quantization.observers import MinMax, Observer, create_observer
 from quantkit.quantization.observers.error_search import histogram_sqnr
 from quantkit.quantization.observers.histogram import HistogramObserver
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.range_warnings import RangeMonitor
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
 from quantkit.runtimes.session import Session
 

@@ -16,10 +16,11 @@ from quantkit.errors import CheckError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.sizes import format_size
-from quantkit.quantization.census import FLOAT, INT8, Census
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.finetuning.report import FineTuning
 from quantkit.quantization.ranges import UNKNOWN, Provenance
+from quantkit.quantization.report.census import FLOAT, INT8, Census
+from quantkit.quantization.report.text import report_html, report_lines
 from quantkit.quantization.scheme import Scheme
 from quantkit.runtimes.session import RuntimeVersion
 
@@ -228,13 +229,9 @@ class QuantizationReport:
         return f"QuantizationReport({self.model!r}, target={self.target!r}, {format_size(self.num_bytes)})"
 
     def __str__(self) -> str:
-        from quantkit.quantization.report_text import report_lines
-
         return "\n".join(report_lines(self))
 
     def _repr_html_(self) -> str:
-        from quantkit.quantization.report_text import report_html
-
         return report_html(self)
 
     def require_max_drop(self) -> None:

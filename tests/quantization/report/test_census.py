@@ -1,6 +1,6 @@
 from quantkit.ir.text import from_text
 from quantkit.quantization import Ranges, Scheme, annotate
-from quantkit.quantization.census import census
+from quantkit.quantization.report.census import census
 
 TEXT = """
 inputs: x

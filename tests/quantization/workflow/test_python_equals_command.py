@@ -17,7 +17,7 @@ from quantkit.quantization.fallback import Fallback, Loss
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
-IMAGES = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+IMAGES = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
 HELD_OUT = "HELD_OUT"  # stands for a file of a few images, which each test writes
 FILES = {"onnx": "digits.onnx", "tensorflow": "digits.pb", "eightbit": "digits.pb", "litert": "digits.tflite"}
 # Options of each case; the same names are flags of the command.

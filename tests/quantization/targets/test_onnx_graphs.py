@@ -12,8 +12,8 @@ from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
-from quantkit.quantization.census import executed_int8_fractions
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.report.census import executed_int8_fractions
 from quantkit.quantization.workflow import preparation
 from quantkit.runtimes import find_runtime
 

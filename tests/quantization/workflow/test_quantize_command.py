@@ -316,7 +316,7 @@ def test_weights_only_needs_no_calibration_data(
     target: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / name
-    held_out = str(Path(__file__).parents[2] / "assets" / "digits_heldout.npz")
+    held_out = str(Path(__file__).parents[3] / "assets" / "digits_heldout.npz")
     flags = ["-o", str(output), "--weights-only", "--target", target, "--runs", "0", "--held-out", held_out]
     document = quantize_digits(flags, capsys)
     assert document["scheme"]["weights_only"]

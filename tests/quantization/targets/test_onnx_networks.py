@@ -10,7 +10,7 @@ from quantkit import formats
 from quantkit.formats import onnx as onnx_format
 
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from onnx_networks import FOLDER, NETWORKS, open_onnxruntime
 
 pytestmark = [

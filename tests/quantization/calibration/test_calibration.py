@@ -19,7 +19,7 @@ from quantkit.quantization.calibration import (
     open_calibration_session,
     split_batches,
 )
-from quantkit.quantization.observation import ChannelMeans
+from quantkit.quantization.calibration.observation import ChannelMeans
 
 TEXT = """
 inputs: x

@@ -400,7 +400,7 @@ def test_shifted_padding_of_unknown_size_stays_float() -> None:
 @pytest.mark.parametrize("target", ["tensorflow", "eightbit"])
 def test_saved_model_folders_are_written(target: str, tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
-    data = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+    data = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
     folder, file = tmp_path / "digits", tmp_path / "digits.pb"
     result = qk.quantize("digits", data, target=target, limit=20, runs=0, output=f"{folder}/")
     result.save(file)

@@ -31,8 +31,8 @@ from quantkit.ir.tensor import Array
 from quantkit.model import Model, as_model
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.progress import OnProgress, Progress, ignore_progress
-from quantkit.quantization.calibration_state import CalibrationState
-from quantkit.quantization.observation import Observation
+from quantkit.quantization.calibration.observation import Observation
+from quantkit.quantization.calibration.state import CalibrationState
 from quantkit.quantization.observers import BINS
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges

@@ -6,9 +6,9 @@ from measurements import make_latency
 
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
 from quantkit.quantization import Scheme
-from quantkit.quantization.census import Census, FloatFallback
 from quantkit.quantization.ranges import Provenance
 from quantkit.quantization.report import Latency, QuantizationReport
+from quantkit.quantization.report.census import Census, FloatFallback
 
 
 @cache

@@ -11,9 +11,9 @@ from quantkit.benchmark.profiling import Profile
 from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.quantization import Scheme
-from quantkit.quantization.census import Census
 from quantkit.quantization.ranges import Provenance
 from quantkit.quantization.report import AccuracyReport, NextStep, QuantizationReport
+from quantkit.quantization.report.census import Census
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import Options

@@ -3,22 +3,25 @@
 from collections.abc import Iterable, Iterator
 from html import escape
 from math import floor, log10
+from typing import TYPE_CHECKING
 
 from quantkit.benchmark import Benchmark
 from quantkit.benchmark.results.report import Failure, format_latency
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.formats.sizes import format_size
-from quantkit.quantization.census import FLOAT, INT8, Census
 from quantkit.quantization.fallback import Fallback
-from quantkit.quantization.report import QuantizationReport
+from quantkit.quantization.report.census import FLOAT, INT8, Census
 from quantkit.quantization.targets import find_target
 from quantkit.runtimes import find_runtime
+
+if TYPE_CHECKING:
+    from quantkit.quantization.report import QuantizationReport
 
 # Number of float fallbacks and of warnings that are listed.
 LIST_LENGTH = 5
 
 
-def report_lines(report: QuantizationReport) -> Iterator[str]:
+def report_lines(report: "QuantizationReport") -> Iterator[str]:
     """Yield the lines of the report."""
     yield _size_line(report)
     yield ""
@@ -39,7 +42,7 @@ def report_lines(report: QuantizationReport) -> Iterator[str]:
     yield from _latency_lines(report)
 
 
-def report_html(report: QuantizationReport) -> str:
+def report_html(report: "QuantizationReport") -> str:
     """Return the report as HTML tables: op counts by precision, float fallbacks and key figures."""
     parts = []
     if not report.scheme.weights_only:
@@ -56,7 +59,7 @@ def report_html(report: QuantizationReport) -> str:
     return "".join(parts)
 
 
-def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
+def _figures(report: "QuantizationReport") -> Iterator[tuple[str, str]]:
     """Yield name and value of each key figure."""
     census, quality, latency = report.census, report.accuracy.quality, report.latency
     yield "model", report.model
@@ -97,14 +100,14 @@ def _html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _size_line(report: QuantizationReport) -> str:
+def _size_line(report: "QuantizationReport") -> str:
     ratio = report.float_num_bytes / max(report.num_bytes, 1)
     change = f"{1 / ratio:.1f} times larger" if 0 < ratio < 1 else f"{ratio:.1f} times smaller"
     name = report.output if report.output is not None else f"{report.model} ({report.target})"
     return f"{name}: {format_size(report.num_bytes)}, {change} than the float model"
 
 
-def _precision_lines(report: QuantizationReport) -> Iterator[str]:
+def _precision_lines(report: "QuantizationReport") -> Iterator[str]:
     """Yield the table of nodes by op and precision, and the fraction of int8 MACs."""
     census = report.census
     width = max(map(len, (*census.table, "op")))
@@ -132,7 +135,7 @@ def _executed_text(census: Census) -> str:
     return ", ".join(f"{find_runtime(name).title}: {floor(1000 * value) / 10:.1f} %" for name, value in fractions)
 
 
-def _fallback_lines(report: QuantizationReport) -> Iterator[str]:
+def _fallback_lines(report: "QuantizationReport") -> Iterator[str]:
     fallbacks = report.census.float_fallbacks
     for node in fallbacks[:LIST_LENGTH]:
         cost = f", {_format_count(node.macs)} MACs" if node.macs else ""
@@ -141,14 +144,14 @@ def _fallback_lines(report: QuantizationReport) -> Iterator[str]:
         yield f"  float fallback: {len(fallbacks) - LIST_LENGTH} more (--save-plan lists all)"
 
 
-def _warning_lines(report: QuantizationReport) -> Iterator[str]:
+def _warning_lines(report: "QuantizationReport") -> Iterator[str]:
     for warning in report.warnings[:LIST_LENGTH]:
         yield f"  warning: {warning}"
     if len(report.warnings) > LIST_LENGTH:
         yield f"  warning: {len(report.warnings) - LIST_LENGTH} more (--save-ranges lists all)"
 
 
-def _search_lines(report: QuantizationReport, fallback: Fallback) -> Iterator[str]:
+def _search_lines(report: "QuantizationReport", fallback: Fallback) -> Iterator[str]:
     """Yield the gain and the cost of each layer that the accuracy search keeps in float."""
     yield f"drop {fallback.baseline.drop:.4f} with all layers in int8, {fallback.loss.drop:.4f} with the fallbacks"
     rows = [row for row in fallback.layers if row.is_float]
@@ -165,7 +168,7 @@ def _search_lines(report: QuantizationReport, fallback: Fallback) -> Iterator[st
         yield "  time budget exhausted: run the same command with a larger --time-budget to resume"
 
 
-def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
+def _accuracy_lines(report: "QuantizationReport") -> Iterator[str]:
     accuracy, quality = report.accuracy, report.accuracy.quality
     for doubt in accuracy.doubts:
         yield f"  warning: {doubt}"
@@ -187,7 +190,7 @@ def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
         yield f"  {accuracy.metrics.not_finite} outputs contain NaN or infinity: run quantkit compare to find the layer"
 
 
-def _latency_lines(report: QuantizationReport) -> Iterator[str]:
+def _latency_lines(report: "QuantizationReport") -> Iterator[str]:
     latency = report.latency
     for each in latency.runtimes:
         yield f"in {each.runtime}: {each.speedup.verdict}, {_format_latencies(*each.milliseconds)}"

@@ -11,7 +11,7 @@ import numpy as np
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge
 from quantkit.ir.tensor import Array
-from quantkit.quantization.observation import Observation
+from quantkit.quantization.calibration.observation import Observation
 from quantkit.quantization.observers import Observer
 
 SAVE_SECONDS = 10.0

@@ -10,7 +10,7 @@ from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.quantization import Range
-from quantkit.quantization.trained_ranges import NO_RANGE, extract_ranges
+from quantkit.quantization.calibration.trained_ranges import NO_RANGE, extract_ranges
 
 FLOAT = {"T": DType.FLOAT}
 STEPS = np.float32([0.5, 2.0, 1.0, 0.25])

@@ -16,7 +16,7 @@ from quantkit.ir.tensor import Array, DType
 from quantkit.quantization import annotate
 from quantkit.recipes import rewrite
 
-HELDOUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
+HELDOUT = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()
 TARGETS = {"onnx": "q.onnx", "tensorflow": "q.pb"}

@@ -134,7 +134,7 @@ def test_outputs_agree_with_the_float_graph(runtime: Runtime, quantized_inputs: 
 def test_int8_activations_are_accurate(runtime: Runtime, name: str, dialect: str, tmp_path: Path) -> None:
     """Regression: OpenVINO rounded the real values of int8 tensors to whole numbers, with a KL divergence of 0.07."""
     scheme = Scheme.for_target("onnx", **SIGNED[name])
-    data = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+    data = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
     model = qk.load("digits")
     if dialect == "onnx":
         qk.transform(model, "inference", output=tmp_path / "digits.onnx")
