@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
 
-from quantkit.errors import FallbackWarning, InputError, QuantkitError, UsageError, did_you_mean
+from quantkit.errors import FallbackWarning, QuantkitError, UsageError, as_input_error, did_you_mean
 from quantkit.limits import limits
 
 from ._arguments import add_output_flags
@@ -57,8 +57,6 @@ TENSORFLOW_TOOLS = {
 }
 ALL = COMMANDS | TENSORFLOW_TOOLS
 DESCRIPTION = "Rewrite trained networks, quantize them to int8, and verify accuracy and speed."
-
-
 # Flags of the first release, with their present names.
 RENAMED_FLAGS = {"--half-range": "--reduce-range", "--pixels": "--uint8-input"}
 
@@ -153,13 +151,10 @@ def _report(error: Exception, *, debug: bool, as_json: bool) -> int:
     """Print an error and return its exit code."""
     if debug:
         write_line("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        discard(sys.stdout)
-        message = f"the disk is full: cannot write {error.filename or 'the output'}"
-        error = InputError(message, hint="free some space, or write to another disk")
-    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        message = f"{str(error.filename)[:80]!r}: {os.strerror(error.errno).lower()}"
-        error = InputError(message, hint="name another file")
+    if isinstance(error, OSError):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            discard(sys.stdout)
+        error = as_input_error(error) or error
     kind = type(error).__name__
     if isinstance(error, QuantkitError):
         return _print_error(kind, error.message, error.hint, error.exit_code, as_json=as_json)

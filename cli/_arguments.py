@@ -4,15 +4,23 @@ import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quantkit.arguments import parse_duration, parse_percentage
+from quantkit.arguments import keywords_of, parse_duration, parse_percentage
 from quantkit.errors import UsageError
 from quantkit.limits import Limits
 
-if TYPE_CHECKING:
-    from quantkit.data.inference import PreprocessingOptions
-    from quantkit.runtimes.session import SessionOptions
+
+def options_of(function: Callable[..., Any], args: Namespace, *omitted: str) -> dict[str, Any]:
+    """Return the flags that are keyword arguments of a library function with the same name, with their values.
+
+    Args:
+        function: function, or class of values.
+        args: parsed arguments of the command.
+        omitted: names of keyword arguments that the command gives itself.
+    """
+    names = set(keywords_of(function)) - {*omitted}
+    return {name: value for name, value in vars(args).items() if name in names}
 
 
 def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], object] | None = None) -> None:
@@ -102,7 +110,7 @@ def add_output_flags(parser: ArgumentParser) -> None:
 
 
 def add_threads(parser: ArgumentParser) -> None:
-    """Add the thread counts of a runtime; `session_options` reads them."""
+    """Add the thread counts of a runtime."""
     parser.add_argument(
         "--intra-op", type=parse_positive, help="number of threads within one op (default: the runtime's choice)"
     )
@@ -112,7 +120,7 @@ def add_threads(parser: ArgumentParser) -> None:
 
 
 def add_precision(parser: ArgumentParser, subject: str = "") -> None:
-    """Add the arithmetic of a runtime; `session_options` reads it.
+    """Add the arithmetic of a runtime.
 
     Args:
         parser: parser of the command.
@@ -129,17 +137,17 @@ def add_precision(parser: ArgumentParser, subject: str = "") -> None:
 
 
 def add_size(parser: ArgumentParser) -> None:
-    """Add the size that images are resized to; `preprocessing_flags` reads it."""
+    """Add the size that images are resized to."""
     for side in ("width", "height"):
         parser.add_argument(
             f"--input-{side}",
-            type=parse_natural,
+            type=_parse_size,
             help=f"{side} of the resized images in pixels (default: from the model)",
         )
 
 
 def add_normalization(parser: ArgumentParser) -> None:
-    """Add the normalization (pixels - mean) / std; `preprocessing_flags` reads it."""
+    """Add the normalization (pixels - mean) / std."""
     source = "(default: from the model card, else from a scaling layer, else 128)"
     parser.add_argument(
         "--input-mean",
@@ -167,19 +175,6 @@ def add_classifier_flags(parser: ArgumentParser) -> None:
     add_normalization(parser)
 
 
-def classifier_options(args: Namespace) -> dict[str, Any]:
-    """Return the options that `add_classifier_flags` adds; a size of 0 counts as absent, as in label_image."""
-    return {
-        "labels": args.labels,
-        "input_layer": args.input_layer,
-        "output_layer": args.output_layer,
-        "input_height": args.input_height or None,
-        "input_width": args.input_width or None,
-        "input_mean": args.input_mean,
-        "input_std": args.input_std,
-    }
-
-
 def add_dataset(parser: ArgumentParser) -> None:
     """Add the dataset of a model, the number of samples, and the runtime."""
     from quantkit.data import DATA_KINDS
@@ -203,21 +198,6 @@ def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool =
     parser.add_argument(
         name, nargs="?", const=True, default=default, type=parse_boolean, metavar="true|false", help=text
     )
-
-
-def preprocessing_flags(args: Namespace) -> "PreprocessingOptions":
-    """Return the preprocessing that the command line sets; a size of 0 counts as absent, as in label_image."""
-    height, width = (getattr(args, name, None) or None for name in ("input_height", "input_width"))
-    from quantkit.data.inference import PreprocessingOptions
-
-    return PreprocessingOptions(height, width, args.input_mean, args.input_std)
-
-
-def session_options(args: Namespace) -> "SessionOptions":
-    """Return the options that `add_threads` and `add_precision` add."""
-    from quantkit.runtimes.session import SessionOptions
-
-    return SessionOptions(args.intra_op, args.inter_op, precision=args.precision)
 
 
 def add_input_shape(parser: _ActionsContainer) -> None:
@@ -270,6 +250,11 @@ def parse_natural(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
+
+
+def _parse_size(text: str) -> int | None:
+    """Parse a size in pixels; 0 counts as absent, as in label_image."""
+    return parse_natural(text) or None
 
 
 def parse_positive(text: str) -> int:

@@ -3,7 +3,7 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -23,20 +23,16 @@ class Result(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-def emit(
-    args: Namespace, result: "Result | dict[str, Any]", text: "str | Callable[[Console], None] | None" = None
-) -> None:
+def emit(args: Namespace, result: Result | dict[str, Any], text: str | None = None) -> None:
     """Print a result.
 
     Args:
         args: arguments of the command; ``args.json`` selects the form.
         result: the result, or its JSON document with the key ``schema``.
-        text: the result as text, or a function that prints it in color (default: ``str(result)``).
+        text: the result as text (default: ``str(result)``).
     """
     if args.json:
         write_document(result if isinstance(result, dict) else result.to_json())
-    elif callable(text):
-        text(console())
     else:
         write_line(str(result) if text is None else text)
 
@@ -98,19 +94,24 @@ def show_progress(args: Namespace) -> Iterator[OnProgress]:
         yield ignore_progress if args.quiet or not sys.stderr.isatty() else show
 
 
-def progress(args: Namespace) -> "bars.Progress":
-    """Return a progress bar for downloads on stderr; silent in a pipe and with ``--quiet``."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+@contextmanager
+def show_download(args: Namespace, name: str) -> Iterator[OnProgress]:
+    """Render the bytes of a download as a bar on stderr; silent in a pipe and with ``--quiet``."""
+    with ExitStack() as stack:
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console(stderr=True),
-        transient=True,
-        disable=args.quiet or not sys.stderr.isatty(),
-    )
+        @cache
+        def bar() -> "bars.Progress":
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+            opened = stack.enter_context(Progress(*columns, console=console(stderr=True), transient=True))
+            opened.add_task(name, total=None)
+            return opened
+
+        def show(progress: Progress) -> None:
+            bar().update(bar().task_ids[0], completed=progress.done, total=progress.total)
+
+        yield ignore_progress if args.quiet or not sys.stderr.isatty() else show
 
 
 def log(args: Namespace, message: str) -> None:

@@ -2,13 +2,14 @@
 
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, Profile, benchmark, profile_layers
-from quantkit.benchmark.report_page import save_page
-from quantkit.benchmark.sampling.selection import CandidateOptions
-from quantkit.errors import UnavailableError, UsageError
+from quantkit.arguments import without_none
+from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, benchmark, profile_layers
+from quantkit.benchmark.report_page import save_page, save_page_with_layers
+from quantkit.errors import UsageError
 from quantkit.formats import check_distinct, check_target
 
 from ._app import INTERRUPTED
@@ -16,6 +17,7 @@ from ._arguments import (
     add_input_shape,
     add_model_flags,
     add_threads,
+    options_of,
     parse_boolean,
     parse_interval_width,
     parse_natural,
@@ -37,13 +39,8 @@ EXAMPLES = (
 )
 # Largest number of a CPU that Linux can have.
 MAX_CPU = 8191
-# Environment variable of each flag; OpenMP reads them when the runtime is loaded.
-VARIABLES = {
-    "kmp_affinity": "KMP_AFFINITY",
-    "kmp_blocktime": "KMP_BLOCKTIME",
-    "kmp_settings": "KMP_SETTINGS",
-    "omp_num_threads": "OMP_NUM_THREADS",
-}
+# Flags of the environment variables of the same names; OpenMP reads them when the runtime is loaded.
+OPENMP_FLAGS = ("kmp_affinity", "kmp_blocktime", "kmp_settings", "omp_num_threads")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -136,6 +133,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Measure, print and save the result, and check the speed-ups."""
+    _check_flags(args)
+    if args.profile:
+        return _run_profile(args)
+    return _run_sweep(args) if args.sweep else _run_benchmark(args)
+
+
+def _check_flags(args: Namespace) -> None:
     outputs = {"--save": args.save, "--html": args.html, "--resume": args.resume}
     for path in outputs.values():
         if path is not None:
@@ -148,26 +152,15 @@ def run(args: Namespace) -> int:
         raise UsageError("--fail-below needs two models, and one is named", hint=hint)
     if args.profile and args.sweep:
         raise UsageError("--profile and --sweep exclude each other", hint="omit one of them")
-    if args.profile:
-        return _run_profile(args)
-    if args.sweep:
-        return _run_sweep(args)
-    if args.resume is not None:
+    if args.resume is not None and not (args.profile or args.sweep):
         raise UsageError("--resume is an option of --sweep", hint="add --sweep, or omit --resume")
+
+
+def _run_benchmark(args: Namespace) -> int:
+    """Measure the latency, and print and save the result."""
     try:
         with show_progress(args) as on_progress:
-            result = benchmark(
-                args.models,
-                runs=args.runs,
-                warmup=args.warmup,
-                processes=args.processes,
-                interval_width=args.interval_width,
-                time_budget=args.time_budget,
-                workload=args.save is not None,
-                baseline=args.baseline,
-                on_progress=on_progress,
-                **_candidate_options(args),
-            )
+            result = benchmark(**_options_of(benchmark, args), workload=args.save is not None, on_progress=on_progress)
     except BenchmarkInterrupted as interrupted:
         _print_result(args, interrupted.benchmark)
         return INTERRUPTED
@@ -176,7 +169,9 @@ def run(args: Namespace) -> int:
         raise
     _print_result(args, result)
     if args.html is not None:
-        save_page(args.html, result, _profile_or_none(args))
+        with show_progress(args) as on_progress:
+            options = _options_of(save_page_with_layers, args)
+            save_page_with_layers(args.html, result, **options, on_progress=on_progress)
     if args.fail_below is not None:
         result.check_speedups(args.fail_below)
     result.check_measured()
@@ -188,46 +183,11 @@ def _run_profile(args: Namespace) -> int:
     if args.save is not None or args.fail_below is not None or args.baseline is not None:
         raise UsageError("--profile has no samples to save or compare", hint="omit --save, --baseline and --fail-below")
     with show_progress(args) as on_progress:
-        result = profile_layers(args.models, on_progress=on_progress, **_candidate_options(args))
+        result = profile_layers(**_options_of(profile_layers, args), on_progress=on_progress)
     if args.html is not None:
         save_page(args.html, profile=result)
     emit(args, result)
     return 0
-
-
-def _profile_or_none(args: Namespace) -> Profile | None:
-    """Return the profile for the page; None if a runtime does not measure ops, or the page is a chart."""
-    if args.html.suffix != ".svg":
-        with suppress(UnavailableError), show_progress(args) as on_progress:
-            return profile_layers(args.models, on_progress=on_progress, **_candidate_options(args))
-    return None
-
-
-def _candidate_options(args: Namespace) -> CandidateOptions:
-    return {
-        "runtime": args.runtime,
-        "intra_op": args.intra_op,
-        "inter_op": args.inter_op,
-        "device": args.device,
-        "precision": args.precision,
-        "cpus": args.cpus,
-        "environment": _environment(args),
-        "streams": args.streams,
-        "spinning": args.spinning,
-        "batch": args.batch,
-        "input_shapes": args.input_shapes,
-        "data": args.data,
-        "end_to_end": args.end_to_end,
-        "inputs": args.inputs,
-        "outputs": args.outputs,
-        "signature": args.signature,
-        "tags": args.tags,
-        "checkpoint": args.checkpoint,
-        "seed": args.seed,
-        "log_placement": args.log_placement,
-        "random_weights": args.random_weights,
-        "offline": args.offline,
-    }
 
 
 def _run_sweep(args: Namespace) -> int:
@@ -237,17 +197,9 @@ def _run_sweep(args: Namespace) -> int:
     for name in ("runs", "warmup", "processes", "interval_width", "baseline", "fail_below"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} does not apply to --sweep", hint="omit one of them")
-    if args.resume is not None:
-        check_target(args.resume)
     try:
         with show_progress(args) as on_progress:
-            result = sweep(
-                args.models,
-                time_budget=args.time_budget,
-                resume=args.resume,
-                on_progress=on_progress,
-                **_candidate_options(args),
-            )
+            result = sweep(**_options_of(sweep, args), on_progress=on_progress)
     except BenchmarkInterrupted:
         if args.resume is not None:
             log(args, f"finished trials are in {args.resume}: run the same command to resume")
@@ -258,9 +210,9 @@ def _run_sweep(args: Namespace) -> int:
     return 0
 
 
-def _environment(args: Namespace) -> dict[str, str]:
-    variables = {name: getattr(args, flag) for flag, name in VARIABLES.items() if getattr(args, flag) is not None}
-    return dict(args.env) | variables
+def _options_of(function: Callable[..., Any], args: Namespace) -> dict[str, Any]:
+    flags = {name.upper(): getattr(args, name) for name in OPENMP_FLAGS}
+    return {**options_of(function, args), "environment": {**dict(args.env), **without_none(**flags)}}
 
 
 def _print_result(args: Namespace, result: Benchmark) -> None:

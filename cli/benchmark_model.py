@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from ._arguments import add_boolean, add_offline, parse_natural, parse_positive
+from ._arguments import add_boolean, add_offline, options_of, parse_natural, parse_positive
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -73,7 +73,7 @@ def run(args: Namespace) -> int:
     """Run the benchmark and print its tables."""
     from quantkit.compat.benchmark_model import BenchmarkModelFlags, benchmark_model
 
-    flags = BenchmarkModelFlags(**{name: getattr(args, name) for name in BenchmarkModelFlags.__dataclass_fields__})
+    flags = BenchmarkModelFlags(**options_of(BenchmarkModelFlags, args))
     with show_progress(args) as on_progress:
         result = benchmark_model(
             flags, offline=args.offline, on_message=lambda line: log(args, line), on_progress=on_progress

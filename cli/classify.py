@@ -15,9 +15,8 @@ from ._arguments import (
     add_model_flags,
     add_precision,
     add_threads,
-    classifier_options,
+    options_of,
     parse_positive,
-    session_options,
 )
 from ._loading import named_model
 from ._render import console, emit, log
@@ -67,23 +66,14 @@ def classify_and_print(args: Namespace) -> Classification:
     find_images(images)  # rejects a missing image before a model is downloaded
     if args.model and args.graph:
         raise UsageError("--model and --graph name two models", hint="pass one of them")
-    model = named_model(
-        args,
-        args.model or args.graph or DEFAULT_MODEL,
-        inputs=args.inputs,
-        outputs=args.outputs,
-        random_weights=args.random_weights,
-    )
+    model = named_model(args, args.model or args.graph or DEFAULT_MODEL)
     page = console()
     print_image = _print_classic if args.classic else _print_image
     try:
         result = classify_images(
             images,
             model,
-            top=args.top,
-            runtime=args.runtime,
-            options=session_options(args),
-            **classifier_options(args),
+            **options_of(classify_images, args, "images", "model", "random_weights"),
             on_image=lambda result: None if args.json else print_image(page, result),
             on_message=lambda message: log(args, message),
         )
@@ -102,12 +92,8 @@ def _print_result(args: Namespace, result: Classification) -> None:
         for skipped in result.skipped_runtimes:
             log(args, f"skipped runtime {skipped}")
     lines = [] if args.classic or not result.images else [result.summary, *result.notes]
-    emit(args, result, lambda page: _print_lines(page, lines))
-
-
-def _print_lines(page: "Console", lines: list[str]) -> None:
-    for line in lines:
-        page.print(line, markup=False)
+    if lines or args.json:
+        emit(args, result, "\n".join(lines))
 
 
 def _print_classic(page: "Console", result: ImagePredictions | RejectedImage) -> None:
@@ -127,8 +113,5 @@ def _print_image(page: "Console", result: ImagePredictions | RejectedImage) -> N
         if result.are_probabilities:
             cells = round(min(max(prediction.score, 0.0), 1.0) * BAR_CELLS)
             bar = f"  {cell * cells:<{BAR_CELLS}}"
-        # Two classes may have the same label, so the index is always printed.
-        has_index = prediction.label.split()[-1:] == [str(prediction.index)]
-        index = "" if has_index else f" ({prediction.index})"
         score = Text(f"{result.score_text(prediction)}{bar}", "cyan")
-        page.print(score + Text(f"  {prediction.label}", "default") + Text(index, "dim"))
+        page.print(score + Text(f"  {prediction.label}", "default") + Text(prediction.index_text, "dim"))

@@ -5,13 +5,11 @@ from argparse import ArgumentParser, Namespace
 from quantkit.evaluation import (
     EvaluationInterrupted,
     LayerComparison,
-    StructureComparison,
     compare,
     compare_structure,
 )
 from quantkit.evaluation.comparison import MAX_IMAGES, RANDOM_SAMPLES
 from quantkit.evaluation.layer_comparison import FLOOR, LEGEND, MAX_ROWS
-from quantkit.model import Model
 
 from ._app import INTERRUPTED
 from ._arguments import (
@@ -19,8 +17,8 @@ from ._arguments import (
     add_normalization,
     add_precision,
     add_threads,
+    options_of,
     parse_positive,
-    session_options,
 )
 from ._loading import model_and_runtime
 from ._render import emit, log, show_progress
@@ -71,20 +69,16 @@ def run(args: Namespace) -> int:
     """Compare, print the report, and check the limit."""
     (first, runtime), (second, other_runtime) = (model_and_runtime(args, name) for name in (args.first, args.second))
     if args.structure:
-        return _print_structure(args, first, second)
+        structure = compare_structure(first, second)
+        emit(args, structure, structure.text(None if args.verbose else args.show))
+        return 0 if structure.are_equal else 1
     try:
         with show_progress(args) as on_progress:
             comparison = compare(
                 first,
                 second,
-                args.data,
                 runtimes=(runtime, other_runtime),
-                options=session_options(args),
-                limit=args.limit,
-                input_mean=args.input_mean,
-                input_std=args.input_std,
-                seed=args.seed,
-                floor=args.floor,
+                **options_of(compare, args, "first", "second", "inputs", "outputs", "structure", "min_sqnr"),
                 on_progress=on_progress,
                 on_message=lambda message: log(args, message),
             )
@@ -99,14 +93,4 @@ def run(args: Namespace) -> int:
 def _print_result(args: Namespace, comparison: LayerComparison) -> None:
     for name, message in comparison.rejected:
         log(args, f"rejected {name}: {message}")
-    _print_report(args, comparison)
-
-
-def _print_structure(args: Namespace, first: Model, second: Model) -> int:
-    comparison = compare_structure(first, second)
-    _print_report(args, comparison)
-    return 0 if comparison.are_equal else 1
-
-
-def _print_report(args: Namespace, comparison: LayerComparison | StructureComparison) -> None:
     emit(args, comparison, comparison.text(None if args.verbose else args.show))

@@ -10,7 +10,7 @@ from quantkit.formats import check_distinct
 from quantkit.pipelines.loading import run_function
 from quantkit.pipelines.optimization import DEFAULT_TIME_BUDGET
 
-from ._arguments import add_offline, parse_positive, parse_seconds
+from ._arguments import add_offline, options_of, parse_positive, parse_seconds
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -106,16 +106,10 @@ def run(args: Namespace) -> int:
 
 
 def _pack(args: Namespace) -> int:
-    names = ("shard_size", "name", "split", "keep_order", "encode", "quality", "resize", "check_pixels", "workers")
-    options = {name: getattr(args, name) for name in (*names, "url", "sha256", "offline")}
     with show_progress(args) as show:
         try:
             result = data.pack(
-                args.source,
-                args.output,
-                **options,
-                on_progress=show,
-                on_message=lambda message: log(args, message),
+                **options_of(data.pack, args), on_progress=show, on_message=lambda message: log(args, message)
             )
         except KeyboardInterrupt:
             log(args, "complete shards are kept: run the same command to resume")

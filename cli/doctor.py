@@ -1,14 +1,9 @@
 """``quantkit doctor``: which runtimes work on this machine, and the fastest settings."""
 
 from argparse import ArgumentParser, Namespace
-from dataclasses import replace
 
-from quantkit import runtimes
 from quantkit.benchmark.diagnosis import diagnose
-from quantkit.quantization import observers, targets
-from quantkit.quantization.targets.diagnosis import diagnose_targets
-from quantkit.recipes.named import RECIPE_REGISTRY
-from quantkit.transforms.plugins import load_installed
+from quantkit.quantization.targets.diagnosis import complete_diagnosis
 
 from ._arguments import add_offline
 from ._render import emit, show_progress
@@ -34,14 +29,7 @@ def run(args: Namespace) -> int:
             offline=args.offline,
             on_progress=on_progress,
         )
-    working = [state.name for state in diagnosis.runtimes if not state.problem]
-    diagnosis = replace(diagnosis, targets=diagnose_targets(working), plugin_problems=_plugin_problems())
+    diagnosis = complete_diagnosis(diagnosis)
     emit(args, diagnosis)
     diagnosis.check_runtimes()
     return 0
-
-
-def _plugin_problems() -> tuple[str, ...]:
-    """Return a sentence for each plugin of an installed package that cannot be loaded."""
-    registries = (targets.REGISTRY, runtimes.REGISTRY, observers.REGISTRY, RECIPE_REGISTRY)
-    return (*(problem for registry in registries for problem in registry.problems()), *load_installed())

@@ -12,11 +12,10 @@ from ._arguments import (
     add_model_flags,
     add_precision,
     add_threads,
-    classifier_options,
+    options_of,
     parse_fraction,
     parse_positive,
     parse_ratio,
-    session_options,
 )
 from ._loading import model_and_runtime
 from ._render import emit, log, show_progress
@@ -26,6 +25,8 @@ EXAMPLES = (
     "quantkit evaluate digits@reference --data assets --reference digits --json",
     "quantkit evaluate small.onnx --data images/ --reference graph.pb --limit 500 --min-agreement 0.985",
 )
+# Limits of the metrics, which are checked after the metrics are printed.
+LIMITS = ("min_top1", "min_agreement", "max_kl")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -64,16 +65,10 @@ def run(args: Namespace) -> int:
         with show_progress(args) as on_progress:
             evaluation = evaluate(
                 model,
-                args.data,
-                reference,
+                reference=reference,
                 runtime=runtime,
                 reference_runtime=reference_runtime,
-                task=args.task,
-                limit=args.limit,
-                batch=args.batch,
-                workers=args.workers,
-                options=session_options(args),
-                **classifier_options(args),
+                **options_of(evaluate, args, "model", "reference", "runtime", *LIMITS),
                 on_progress=on_progress,
                 on_message=lambda message: log(args, message),
             )
@@ -81,7 +76,7 @@ def run(args: Namespace) -> int:
         _print_result(args, interrupted.result)
         return INTERRUPTED
     _print_result(args, evaluation)
-    evaluation.check(min_top1=args.min_top1, min_agreement=args.min_agreement, max_kl=args.max_kl)
+    evaluation.check(**options_of(evaluation.check, args))
     return 0
 
 

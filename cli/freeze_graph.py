@@ -2,11 +2,6 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit import formats
-from quantkit.arguments import expand_user
-from quantkit.errors import UsageError
-from quantkit.formats.sizes import format_size
-
 from ._arguments import add_boolean, add_offline
 from ._render import emit, show_progress
 
@@ -54,22 +49,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Freeze the graph and write it."""
-    from quantkit.compat.freeze_graph import FLAGS, freeze_graph
+    from quantkit.compat.freeze_graph import FLAGS, write_frozen_graph
 
-    if not args.output_node_names:
-        raise UsageError("You need to supply the name of a node to --output_node_names.", hint="separate several by ,")
-    if not args.output_graph:
-        raise UsageError("no output file is given", hint="give --output_graph=FILE.pb")
-    if not (args.input_graph or args.input_meta_graph or args.input_saved_model_dir):
-        raise UsageError("no graph is given", hint="give --input_graph, --input_meta_graph or --input_saved_model_dir")
-    target = expand_user(args.output_graph)
-    formats.check_target(target)
+    flags = {name: getattr(args, name) for name in FLAGS}
     with show_progress(args) as on_progress:
-        flags = {name: getattr(args, name) for name in FLAGS}
-        graph = freeze_graph(flags, offline=args.offline, on_progress=on_progress)
-    formats.files.save_graphdef(graph, target)
-    num_bytes = target.stat().st_size
-    document = {"schema": "quantkit.freeze_graph/1", "output": str(target), "nodes": len(graph), "num_bytes": num_bytes}
-    text = f"{target}: {len(graph)} nodes, {format_size(num_bytes)}"
-    emit(args, document, text)
+        result = write_frozen_graph(flags, args.output_graph, offline=args.offline, on_progress=on_progress)
+    emit(args, result)
     return 0

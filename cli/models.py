@@ -2,11 +2,11 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit.progress import Progress
 from quantkit.zoo.fetch import FetchedModel, obtain
 from quantkit.zoo.report import SCHEMA, find_model, list_models
 
-from ._render import emit, log, progress
+from ._arguments import options_of
+from ._render import emit, log, show_download
 
 EXAMPLES = (
     "quantkit models list",
@@ -59,21 +59,12 @@ def run(args: Namespace) -> int:
 
 def _obtain(args: Namespace) -> FetchedModel:
     """Download the model with a progress bar."""
-    bar = progress(args)
-    with bar:
-        task = bar.add_task(args.name, total=None, visible=False)
-
-        def report(state: Progress) -> None:
-            bar.update(task, completed=state.done, total=state.total, visible=True)
-
+    with show_download(args, args.name) as show:
         try:
             return obtain(
                 args.name,
-                offline=args.offline,
-                url=args.url,
-                sha256=args.sha256,
-                force=args.force,
-                on_progress=report,
+                **options_of(obtain, args),
+                on_progress=show,
                 on_message=lambda sentence: log(args, sentence),
             )
         except KeyboardInterrupt:

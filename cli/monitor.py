@@ -11,7 +11,7 @@ from quantkit.formats import check_distinct, check_target
 from quantkit.monitor import monitor
 
 from ._app import INTERRUPTED
-from ._arguments import parse_natural, parse_seconds
+from ._arguments import options_of, parse_natural, parse_seconds
 from ._render import console, emit, log
 
 if TYPE_CHECKING:
@@ -57,14 +57,7 @@ def run(args: Namespace) -> int:
         check_distinct({"--html": args.html}, {name: path for name, path in inputs.items() if path})
     with _live_view(args) as (on_snapshot, on_output):
         result = monitor(
-            args.command,
-            pid=args.pid,
-            interval=args.interval,
-            duration=args.duration,
-            prove=args.prove,
-            pipeline=args.pipeline,
-            on_snapshot=on_snapshot,
-            on_output=on_output if args.command else None,
+            **options_of(monitor, args), on_snapshot=on_snapshot, on_output=on_output if args.command else None
         )
     emit(args, result)  # first: a page that cannot be written does not lose the report of a finished job
     if args.html is not None:

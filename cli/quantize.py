@@ -14,11 +14,11 @@ from ._arguments import (
     add_model_flags,
     add_normalization,
     add_size,
+    options_of,
     parse_fraction,
     parse_natural,
     parse_positive,
     parse_seconds,
-    preprocessing_flags,
 )
 from ._render import emit, log, show_progress
 
@@ -27,26 +27,6 @@ EXAMPLES = (
     "quantkit quantize graph.pb -o fast.pb --calibration images/ --target tensorflow --save-ranges graph.ranges.json",
     "quantkit quantize digits -o digits.small.onnx --weights-only",
     "quantkit quantize graph.pb -o again.onnx --ranges graph.ranges.json --scheme scheme.toml",
-)
-# Flags that are keyword arguments of `quantize` with the same name and value.
-SAME_NAMES = (
-    *("calibration", "target", "scheme", "ranges", "plan", "weights_only", "uint8_input", "observer", "reduce_range"),
-    *(
-        "limit",
-        "held_out",
-        "labels",
-        "recipe",
-        "runtime",
-        "runs",
-        "finetune",
-        "seed",
-        "max_drop",
-        "task",
-        "fallback",
-        "time_budget",
-    ),
-    *("inputs", "outputs", "signature", "tags", "checkpoint", "input_shapes", "random_weights", "offline"),
-    *("output", "save_plan", "save_ranges"),
 )
 
 
@@ -173,17 +153,9 @@ def _add_search(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Quantize the model and print the report."""
-    flags = preprocessing_flags(args)
     with show_progress(args) as on_progress:
         result = quantize(
-            args.model,
-            **{name: getattr(args, name) for name in SAME_NAMES},
-            input_width=flags.width,
-            input_height=flags.height,
-            input_mean=flags.mean,
-            input_std=flags.std,
-            on_progress=on_progress,
-            on_message=lambda message: log(args, message),
+            **options_of(quantize, args), on_progress=on_progress, on_message=lambda message: log(args, message)
         )
     emit(args, result)
     result.report.require_max_drop()

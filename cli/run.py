@@ -12,7 +12,7 @@ from ._arguments import (
     add_dataset,
     add_model_flags,
     add_precision,
-    classifier_options,
+    options_of,
     parse_natural,
     parse_positive,
 )
@@ -24,11 +24,6 @@ EXAMPLES = (
     "quantkit run digits@reference --data assets -o tensors/ --rows tensors --format npz",
     "quantkit run inception_v3 --data images/ -o results/ --workers 8 --threads 4",
     "quantkit run small.onnx --data 'shards/train-*' -o results/ --cluster ray --address auto --workers 16",
-)
-# Flags that are keyword arguments of the library's `run` with the same name and value.
-SAME_NAMES = (
-    *("workers", "threads", "device", "cluster", "address", "format", "rows", "limit", "shard_size", "retries"),
-    *("batch", "precision"),
 )
 DETAILS = """Each shard of the data has one result file, which appears complete or not at all. The same command runs the
 missing shards only, for example after Ctrl-C.
@@ -84,11 +79,8 @@ def run(args: Namespace) -> int:
     with show_progress(args) as on_progress:
         result = run_model(
             model,
-            args.data,
-            args.output,
             runtime=runtime,
-            **{name: getattr(args, name) for name in SAME_NAMES},
-            **classifier_options(args),
+            **options_of(run_model, args, "model", "runtime"),
             on_progress=on_progress,
             on_message=lambda message: log(args, message),
         )

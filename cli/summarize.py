@@ -2,8 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit.errors import GraphError, UsageError
-from quantkit.model import Model
+from quantkit.errors import UsageError
 
 from ._arguments import add_model_flags
 from ._loading import named_model
@@ -37,29 +36,15 @@ def run(args: Namespace) -> int:
     name = args.model or args.in_graph
     if not name:
         raise UsageError("no model is given", hint="quantkit summarize FILE.pb, or the name of a model card")
-    model = named_model(args, name, inputs=args.inputs, outputs=args.outputs, random_weights=args.random_weights)
+    model = named_model(args, name)
     if args.classic or args.print_structure == "true":
-        return _print_classic(args, model)
-    from quantkit.summary import summarize
+        from quantkit.compat.summarize_graph import classic_summary
 
-    emit(args, summarize(model))
-    return 0
+        classic = classic_summary(model.graph, model.name, print_structure=args.print_structure == "true")
+        emit(args, classic)
+        classic.check()
+    else:
+        from quantkit.summary import summarize
 
-
-def _print_classic(args: Namespace, model: Model) -> int:
-    """Print the output of summarize_graph.
-
-    Raises:
-        GraphError: an input of a node does not exist.
-    """
-    from quantkit.compat.summarize_graph import classic_summary
-
-    text, is_valid = classic_summary(model.graph, model.name, print_structure=args.print_structure == "true")
-    document = {"schema": "quantkit.summarize/2", "model": model.name, "classic": text}
-    emit(args, document, text.removesuffix("\n"))
-    if not is_valid:
-        raise GraphError(
-            "Invalid graph with inputs referring to nonexistent nodes",
-            hint="restore the nodes that are named above, or name outputs that do not need them",
-        )
+        emit(args, summarize(model))
     return 0

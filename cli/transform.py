@@ -6,17 +6,15 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.arguments import expand_user
-from quantkit.errors import RecipeError, UsageError
-from quantkit.formats.sizes import format_size
-from quantkit.model import RANDOM_WEIGHTS_NOTE
+from quantkit.errors import UsageError
 from quantkit.model.exporters.files import OUTPUT_KINDS
 from quantkit.progress import Progress
-from quantkit.recipes import Recipe, Trace, parse, transform
-from quantkit.recipes.named import RECIPES, find_recipe, named_recipes
+from quantkit.recipes import transform
+from quantkit.recipes.named import RECIPES, find_recipe, parse_transforms
 from quantkit.recipes.outputs import TOLERANCE
 from quantkit.recipes.trace import SKIP, STOP
 
-from ._arguments import add_boolean, add_input_shape, add_model_flags, parse_names
+from ._arguments import add_boolean, add_input_shape, add_model_flags, options_of, parse_names
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -24,11 +22,6 @@ EXAMPLES = (
     "quantkit transform --in_graph=graph.pb --out_graph=small.pb --inputs=Mul --outputs=softmax "
     "--transforms='strip_unused_nodes fold_constants quantize_weights'",
     "quantkit transform exported/ -o model.onnx --signature serving_default",
-)
-# Flags that are keyword arguments of `transform` with the same name and value.
-SAME_NAMES = (
-    *("signature", "tags", "checkpoint", "random_weights", "offline", "verify", "data", "tolerance", "on_mismatch"),
-    *("input_shapes", "runtime", "seed", "trace", "evaluate_with"),
 )
 
 
@@ -107,9 +100,9 @@ def run(args: Namespace) -> int:
             show(progress)
 
         options: dict[str, Any] = {
-            **{name: getattr(args, name) for name in SAME_NAMES},
+            **options_of(transform, args, "model", "recipe", "inputs", "outputs"),
             "output": path,
-            "format": _format(args, path),
+            "format": args.format or _implied_format(args, path),
             "as_text": args.output_as_text,
             "on_progress": on_progress,
             "on_message": lambda message: log(args, message),
@@ -119,22 +112,17 @@ def run(args: Namespace) -> int:
 
             if options.pop("input_shapes"):
                 raise UsageError("--input-shape does not apply to --classic", hint="omit one of them")
-
             recipe = find_recipe(args.recipe) if args.recipe else args.transforms
             model = transform_classic(source, recipe, args.inputs, args.outputs, **options)
         else:
             inputs, outputs = (text if text is None else parse_names(text) for text in (args.inputs, args.outputs))
-            model = transform(source, _recipe(args), inputs=inputs, outputs=outputs, **options)
+            steps = args.transforms if args.transforms is None else parse_transforms(args.transforms)
+            recipe = find_recipe(args.recipe) if args.recipe else steps
+            model = transform(source, recipe, inputs=inputs, outputs=outputs, **options)
     trace = model.trace
     assert trace is not None
-    emit(args, trace, _text(args, trace))
+    emit(args, trace, trace.text(explain=args.explain, verbose=args.verbose, quiet=args.quiet))
     return 0
-
-
-def _text(args: Namespace, trace: Trace) -> str:
-    lines = [*trace.lines(explain=args.explain, verbose=args.verbose, quiet=args.quiet)]
-    lines.append(f"{trace.output}: {len(trace.before)} -> {len(trace.after)} nodes, {format_size(trace.num_bytes)}")
-    return "\n".join([*lines, RANDOM_WEIGHTS_NOTE] if trace.has_random_weights else lines)
 
 
 def _paths(args: Namespace) -> tuple[str, str]:
@@ -151,24 +139,11 @@ def _paths(args: Namespace) -> tuple[str, str]:
     return str(expand_user(sources[0])), outputs[0]
 
 
-def _format(args: Namespace, path: str) -> str | None:
-    """Return the output format; ``--out-graph`` takes any suffix for a GraphDef, as in the 2016 tool."""
-    suffix = Path(path).suffix.lower()
+def _implied_format(args: Namespace, path: str) -> str | None:
+    """Return the format of ``--out-graph`` with an unknown suffix, a GraphDef as in the 2016 tool; None otherwise."""
     is_folder = path.endswith("/") or Path(path).is_dir()
-    is_any_name = args.out_graph and suffix not in formats.SUFFIXES and not is_folder
-    return args.format or ("graphdef" if is_any_name else None)
-
-
-def _recipe(args: Namespace) -> Recipe | None:
-    """Return the recipe of ``--recipe`` or ``--transforms``; None if neither is given."""
-    if args.recipe:
-        return find_recipe(args.recipe)
-    if args.transforms is None:
-        return None
-    name = args.transforms.strip()
-    if name in named_recipes():
-        raise RecipeError(f"{name} is a recipe, not a transform", hint=f"give it as --recipe {name}")
-    return parse(args.transforms)
+    is_known = is_folder or Path(path).suffix.lower() in formats.SUFFIXES
+    return "graphdef" if args.out_graph and not is_known else None
 
 
 def _parse_tolerance(text: str) -> float:

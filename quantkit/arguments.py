@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from inspect import CO_VARARGS, CO_VARKEYWORDS
+from inspect import CO_VARARGS, CO_VARKEYWORDS, unwrap
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
@@ -46,12 +46,7 @@ def public(function: Function) -> Function:
         constructed: Any = function
         constructed.__init__ = public(constructed.__init__)
         return function
-    code = function.__code__
-    count = code.co_argcount + code.co_kwonlyargcount
-    accepted = code.co_varnames[code.co_posonlyargcount : count]
-    if code.co_flags & CO_VARKEYWORDS:
-        options = function.__annotations__[code.co_varnames[count + bool(code.co_flags & CO_VARARGS)]]
-        accepted += tuple(get_args(options)[0].__annotations__)
+    accepted = keywords_of(function)
     name = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
@@ -65,6 +60,24 @@ def public(function: Function) -> Function:
         return function(*arguments, **keywords)
 
     return cast(Function, call)
+
+
+def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the keyword arguments of a function or class, in order.
+
+    Those of the `TypedDict` that ``**options: Unpack[...]`` names are included.
+
+    >>> keywords_of(without_none), keywords_of(parse_percentage)
+    ((), ('value', 'name'))
+    """
+    function = unwrap(function.__init__ if isinstance(function, type) else function)
+    code = function.__code__
+    count = code.co_argcount + code.co_kwonlyargcount
+    keywords = code.co_varnames[code.co_posonlyargcount : count]
+    if code.co_flags & CO_VARKEYWORDS:
+        options = function.__annotations__.get(code.co_varnames[count + bool(code.co_flags & CO_VARARGS)])
+        keywords += tuple(name for each in get_args(options) for name in each.__annotations__)
+    return keywords
 
 
 def without_none(**arguments: Any) -> dict[str, Any]:

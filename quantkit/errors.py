@@ -4,6 +4,8 @@ Every error is one sentence that names the node, file or flag, and a hint with t
 Library code raises only these classes; any other exception that reaches the user is a bug.
 """
 
+import errno
+import os
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -63,6 +65,17 @@ class UnavailableError(QuantkitError):
     """Feature that this machine or installation does not support."""
 
     exit_code = 4
+
+
+def as_input_error(error: OSError) -> InputError | None:
+    """Return the error of a full disk, or of a file name that the system rejects; None for other errors."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        message = f"the disk is full: cannot write {error.filename or 'the output'}"
+        return InputError(message, hint="free some space, or write to another disk")
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        message = f"{str(error.filename)[:80]!r}: {os.strerror(error.errno).lower()}"
+        return InputError(message, hint="name another file")
+    return None
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

@@ -3,17 +3,23 @@
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
+from typing import Any, Unpack
 
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.profiling.layer_work import Peaks
 from quantkit.benchmark.profiling.profile_text import LIST_LENGTH, OTHER_OPS
+from quantkit.benchmark.profiling.verb import profile_layers
 from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, fastest_line
+from quantkit.benchmark.sampling.selection import CandidateOptions
 from quantkit.drawing import report_charts as charts
+from quantkit.errors import UnavailableError
 from quantkit.formats.files import write_whole
+from quantkit.progress import OnProgress, ignore_progress
 
 TITLE = "quantkit benchmark"
 STYLE = (
@@ -46,6 +52,30 @@ def save_page(path: str | os.PathLike[str], benchmark: Benchmark | None = None, 
     is_chart = Path(path).suffix == ".svg" and benchmark is not None
     text = median_chart(benchmark) if is_chart and benchmark else render_page(benchmark, profile)
     write_whole(Path(path), lambda file: file.write(text.encode()))
+
+
+def save_page_with_layers(
+    path: str | os.PathLike[str],
+    benchmark: Benchmark,
+    models: Any,
+    *,
+    on_progress: OnProgress = ignore_progress,
+    **options: Unpack[CandidateOptions],
+) -> None:
+    """Measure the time by layer, unless the file is a chart or no runtime measures ops, and write the page.
+
+    Args:
+        path, benchmark: see `save_page`.
+        models, on_progress, options: see `profile_layers`.
+
+    Raises:
+        UsageError, InputError: see `profile_layers`.
+    """
+    profile = None
+    if Path(path).suffix != ".svg":
+        with suppress(UnavailableError):
+            profile = profile_layers(models, on_progress=on_progress, **options)
+    save_page(path, benchmark, profile)
 
 
 def median_chart(benchmark: Benchmark) -> str:

@@ -5,12 +5,16 @@ that need it, for example nodes that run before the variables are read.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import InputError
-from quantkit.formats import graphdef
+from quantkit.arguments import expand_user
+from quantkit.errors import InputError, UsageError
+from quantkit.formats import check_target, graphdef
+from quantkit.formats.files import save_graphdef
 from quantkit.formats.kinds import HEAD_BYTES, is_text, open_file
+from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.model import as_model
 from quantkit.progress import OnProgress, ignore_progress
@@ -32,6 +36,63 @@ FLAGS = (
     *("initializer_nodes", "variable_names_whitelist", "variable_names_denylist"),
     *("input_meta_graph", "input_saved_model_dir", "saved_model_tags"),
 )
+
+
+@dataclass(frozen=True)
+class FrozenFile:
+    """File with a frozen graph.
+
+    Attributes:
+        path: the file.
+        num_nodes: number of nodes of the graph.
+        num_bytes: size of the file.
+    """
+
+    path: Path
+    num_nodes: int
+    num_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``quantkit freeze_graph --json``."""
+        return {
+            "schema": "quantkit.freeze_graph/1",
+            "output": str(self.path),
+            "nodes": self.num_nodes,
+            "num_bytes": self.num_bytes,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.num_nodes} nodes, {format_size(self.num_bytes)}"
+
+
+def write_frozen_graph(
+    flags: Mapping[str, Any],
+    output: str,
+    *,
+    offline: bool = False,
+    on_progress: OnProgress = ignore_progress,
+) -> FrozenFile:
+    """Replace variables by constants, and write the graph to a GraphDef file.
+
+    Args:
+        flags, offline, on_progress: see `freeze_graph`.
+        output: file to write.
+
+    Raises:
+        UsageError: a required flag is missing, or the file is not writable.
+        InputError, UnavailableError: see `freeze_graph`.
+    """
+    if not flags["output_node_names"]:
+        raise UsageError("You need to supply the name of a node to --output_node_names.", hint="separate several by ,")
+    if not output:
+        raise UsageError("no output file is given", hint="give --output_graph=FILE.pb")
+    if not (flags["input_graph"] or flags["input_meta_graph"] or flags["input_saved_model_dir"]):
+        raise UsageError("no graph is given", hint="give --input_graph, --input_meta_graph or --input_saved_model_dir")
+    path = expand_user(output)
+    check_target(path)
+    graph = freeze_graph(flags, offline=offline, on_progress=on_progress)
+    save_graphdef(graph, path)
+    return FrozenFile(path, len(graph), path.stat().st_size)
 
 
 def freeze_graph(

@@ -6,9 +6,12 @@ unless it holds a value, and the text ends after a dangling input.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from quantkit.errors import GraphError
 from quantkit.formats.graphdef.tensors import type_number
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import DType, Shape, Tensor
@@ -20,8 +23,42 @@ SUFFIXES = "kMBT"
 NUM_VALUES = 3
 
 
-def classic_summary(graph: Graph, path: str, *, print_structure: bool = False) -> tuple[str, bool]:
-    """Return the text, and True if no node has a dangling input.
+@dataclass(frozen=True)
+class ClassicSummary:
+    """Output of the tool for one graph.
+
+    Attributes:
+        model: name of the graph file.
+        output: characters that the tool prints.
+        is_valid: True if no node has a dangling input.
+    """
+
+    model: str
+    output: str
+    is_valid: bool
+
+    def __str__(self) -> str:
+        return self.output.removesuffix("\n")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``quantkit summarize_graph --json``."""
+        return {"schema": "quantkit.summarize/2", "model": self.model, "classic": self.output}
+
+    def check(self) -> None:
+        """Check that all inputs exist.
+
+        Raises:
+            GraphError: an input of a node does not exist.
+        """
+        if not self.is_valid:
+            raise GraphError(
+                "Invalid graph with inputs referring to nonexistent nodes",
+                hint="restore the nodes that are named above, or name outputs that do not need them",
+            )
+
+
+def classic_summary(graph: Graph, path: str, *, print_structure: bool = False) -> ClassicSummary:
+    """Summarize a graph as the tool does.
 
     Args:
         graph: graph in file order.
@@ -33,9 +70,10 @@ def classic_summary(graph: Graph, path: str, *, print_structure: bool = False) -
     text = "".join(_count_lines(graph))
     if dangling:
         lines = (f"Invalid input {name} for node {node}\n" for name, node in dangling)
-        return text + "".join(lines), False
+        return ClassicSummary(path, text + "".join(lines), is_valid=False)
     text += "".join(_op_lines(graph)) + "".join(_benchmark_lines(graph, path))
-    return text + ("".join(_structure_lines(graph)) if print_structure else ""), True
+    text += "".join(_structure_lines(graph)) if print_structure else ""
+    return ClassicSummary(path, text, is_valid=True)
 
 
 def _count_lines(graph: Graph) -> Iterator[str]:

@@ -36,6 +36,11 @@ class Prediction:
     index: int
     wordnet: str = ""
 
+    @property
+    def index_text(self) -> str:
+        """Index in parentheses, because two classes may have the same label; empty if the label ends in it."""
+        return "" if self.label.split()[-1:] == [str(self.index)] else f" ({self.index})"
+
 
 class StageSeconds(NamedTuple):
     """Time of one image by stage; ``run`` is the time of its batch divided by the batch size."""

@@ -128,6 +128,18 @@ def find_recipe(name: str) -> Recipe:
     )
 
 
+def parse_transforms(text: str) -> Recipe:
+    """Return the recipe of a transforms string.
+
+    Raises:
+        RecipeError: the string cannot be parsed, or is the name of a recipe.
+    """
+    name = text.strip()
+    if name in named_recipes():
+        raise RecipeError(f"{name} is a recipe, not a transform", hint=f"give it as --recipe {name}")
+    return parse(text)
+
+
 def read_recipe(path: Path) -> Recipe:
     """Return the recipe of a TOML file.
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from quantkit.errors import CheckError
+from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Skip
+from quantkit.model import RANDOM_WEIGHTS_NOTE
 from quantkit.recipes.grammar import Step
 from quantkit.recipes.recipe import Recipe
+from quantkit.recipes.trace_file import write_trace
 from quantkit.transforms.registry import Claim
 
 SCHEMA = "quantkit.transform/1"
@@ -144,6 +148,18 @@ class Trace:
         if self.terms:
             yield f"verified {self.terms}"
 
+    def text(self, *, explain: bool = True, verbose: bool = False, quiet: bool = False) -> str:
+        """Return the lines, the size of the written file, and a note about random weights.
+
+        Args:
+            explain, verbose, quiet: see `lines`.
+        """
+        lines = [*self.lines(explain=explain, verbose=verbose, quiet=quiet)]
+        if self.output is not None:
+            nodes = f"{len(self.before)} -> {len(self.after)} nodes"
+            lines.append(f"{self.output}: {nodes}, {format_size(self.num_bytes)}")
+        return "\n".join([*lines, RANDOM_WEIGHTS_NOTE] if self.has_random_weights else lines)
+
     def save(self, path: str | Path) -> None:
         """Write the trace with both graphs to a file.
 
@@ -154,8 +170,6 @@ class Trace:
             UsageError: the path has another suffix.
             InputError: the path is not writable.
         """
-        from quantkit.recipes.trace_file import write_trace
-
         write_trace(self, Path(path))
 
     def __str__(self) -> str:
@@ -170,8 +184,6 @@ class Trace:
             result = record.undone or record.ignored or record.check
             nodes = f"{record.nodes[0]} → {record.nodes[1]}"
             rows.append((str(record.step), nodes, str(len(record.changes)), str(len(record.skips)), result))
-        from html import escape
-
         cells = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in rows)
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantkit import formats
 from quantkit.errors import GraphError, UsageError
@@ -12,7 +12,9 @@ from quantkit.ir.difference import attribute_text, difference
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.recipes.trace import Trace
+
+if TYPE_CHECKING:
+    from quantkit.recipes.trace import Trace
 
 SCHEMA = "quantkit.trace/1"
 # State of a node: same, changed or gone in the graph before; same, changed or new in the graph after.
@@ -34,7 +36,7 @@ def check_trace_path(path: Path) -> None:
     formats.check_target(path)
 
 
-def write_trace(trace: Trace, path: Path) -> None:
+def write_trace(trace: "Trace", path: Path) -> None:
     """Write a trace with both graphs; see `Trace.save`."""
     check_trace_path(path)
     document = trace_document(trace)
@@ -47,7 +49,7 @@ def write_trace(trace: Trace, path: Path) -> None:
     formats.files.write_whole(path, lambda file: file.write(text.encode()))
 
 
-def trace_document(trace: Trace) -> dict[str, Any]:
+def trace_document(trace: "Trace") -> dict[str, Any]:
     """Return the records and all nodes of both graphs as JSON values.
 
     Raises:

@@ -10,10 +10,10 @@ from plugin_distribution import write_distribution
 
 from quantkit import runtimes
 from quantkit.quantization import observers, targets
+from quantkit.quantization.targets.diagnosis import find_plugin_problems
 from quantkit.recipes.named import RECIPE_REGISTRY
 
 main = import_module("quantkit.cli").main
-_plugin_problems = import_module("quantkit.cli.doctor")._plugin_problems
 
 REGISTRIES = (targets.REGISTRY, runtimes.REGISTRY, observers.REGISTRY, RECIPE_REGISTRY)
 GROUPS = (*(registry.group for registry in REGISTRIES), "quantkit.transforms")
@@ -41,7 +41,7 @@ def test_error_of_an_unknown_target_names_the_problem(name: str, capsys: pytest.
 
 
 def test_doctor_finds_a_problem_of_each_group() -> None:
-    problems = _plugin_problems()
+    problems = find_plugin_problems()
     assert len(problems) == len(GROUPS)
     for noun in ("target", "runtime", "observer", "recipe"):
         assert any(

@@ -47,13 +47,13 @@ bazel run tensorflow/tools/benchmark:benchmark_model -- --graph=g.pb --show_flop
 
 
 def test_text_equals_the_original() -> None:
-    text, is_valid = classic_summary(GRAPH, "g.pb")
-    assert is_valid
-    assert text == COUNTS + REST
+    summary = classic_summary(GRAPH, "g.pb")
+    assert summary.is_valid
+    assert summary.output == COUNTS + REST
 
 
 def test_graph_without_inputs_and_outputs() -> None:
-    text, _ = classic_summary(Graph.of([Node("a", "NoOp")]), "g.pb")
+    text = classic_summary(Graph.of([Node("a", "NoOp")]), "g.pb").output
     assert text.splitlines()[:3] == ["No inputs spotted.", "No variables spotted.", "No outputs spotted."]
 
 
@@ -62,22 +62,22 @@ def test_ops_of_function_bodies_are_counted() -> None:
         "inputs: x\noutputs: y\nx = Placeholder[2]()\ny = PartitionedCall(x, Tin=[float], Tout=[float], f=&double)\n"
         "function double(sum = s)\na = _Arg(T=float, index=0)\ns = Add(a, a)\nend"
     )
-    assert "Op types used: 1 Add, 1 PartitionedCall, 1 Placeholder\n" in classic_summary(graph, "g.pb")[0]
+    assert "Op types used: 1 Add, 1 PartitionedCall, 1 Placeholder\n" in classic_summary(graph, "g.pb").output
 
 
 def test_text_ends_after_a_dangling_input() -> None:
     graph = Graph.of([Node("y", "Relu", (), ("gone",))])
-    text, is_valid = classic_summary(graph, "g.pb")
-    assert not is_valid
-    assert text.endswith("1 control_edges\nInvalid input gone for node y\n")
+    summary = classic_summary(graph, "g.pb")
+    assert not summary.is_valid
+    assert summary.output.endswith("1 control_edges\nInvalid input gone for node y\n")
 
 
 def test_structure_is_in_topological_order() -> None:
-    text, _ = classic_summary(
+    text = classic_summary(
         from_text("y = Mul(a:1, b, ^c)\na = Const(2.0)\nb = Const[int32]([1, 2])\nc = NoOp()"),
         "g",
         print_structure=True,
-    )
+    ).output
     assert text.splitlines()[-4:] == [
         "c (NoOp): []",
         "b (Const): [], value=Tensor<type: int32 shape: [2] values: 1 2>",
@@ -129,6 +129,6 @@ def test_broken_graph_has_the_error_of_the_original(tmp_path: Path, capsys: pyte
 
 def test_unknown_rank_is_printed() -> None:
     graph = Graph.of([Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(None)})])
-    text, _ = classic_summary(graph, "g.pb")
+    text = classic_summary(graph, "g.pb").output
     assert "shape=<unknown>)" in text
     assert "--input_layer_shape= " in text

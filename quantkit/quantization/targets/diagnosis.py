@@ -1,10 +1,27 @@
-"""State of the quantization targets on this machine."""
+"""State of the quantization targets and of the plugins on this machine, for `quantkit doctor`."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from quantkit.benchmark.diagnosis import TargetDiagnosis
+from quantkit import runtimes
+from quantkit.benchmark.diagnosis import Diagnosis, TargetDiagnosis
 from quantkit.errors import UnavailableError
-from quantkit.quantization.targets import Target, targets
+from quantkit.quantization import observers
+from quantkit.quantization.targets import REGISTRY, Target, targets
+from quantkit.recipes.named import RECIPE_REGISTRY
+from quantkit.transforms.plugins import load_installed
+
+
+def complete_diagnosis(diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis of a machine with the state of each target, and the problems of plugins."""
+    working = [runtime.name for runtime in diagnosis.runtimes if not runtime.problem]
+    return replace(diagnosis, targets=diagnose_targets(working), plugin_problems=find_plugin_problems())
+
+
+def find_plugin_problems() -> tuple[str, ...]:
+    """Return a sentence for each plugin of an installed package that cannot be loaded."""
+    registries = (REGISTRY, runtimes.REGISTRY, observers.REGISTRY, RECIPE_REGISTRY)
+    return (*(problem for registry in registries for problem in registry.problems()), *load_installed())
 
 
 def diagnose_targets(working: Collection[str]) -> tuple[TargetDiagnosis, ...]:
