@@ -14,7 +14,7 @@ from typing import Any
 
 from quantkit.drawing import BoxStyle, Item, Page, escape_text, render_svg, split_into_pages
 from quantkit.ir.graph import Graph
-from quantkit.recipes.trace_file import CHANGED, SAME, function_bodies
+from quantkit.recipes.trace_document import CHANGED, SAME, function_bodies
 
 # Maximum number of listed changes or skips of one step; the JSON document has all.
 MAX_LINES = 300

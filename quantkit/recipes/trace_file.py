@@ -1,27 +1,16 @@
-"""Files of a trace: the records with every node of both graphs as JSON, or as an HTML page."""
+"""Files of a trace: its document as JSON, or as an HTML page."""
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quantkit import formats
-from quantkit.errors import GraphError, UsageError
-from quantkit.ir.difference import attribute_text, difference
-from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape
-from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.errors import UsageError
+from quantkit.recipes.page import html_page
+from quantkit.recipes.trace_document import trace_document
 
 if TYPE_CHECKING:
     from quantkit.recipes.trace import Trace
-
-SCHEMA = "quantkit.trace/1"
-# State of a node: same, changed or gone in the graph before; same, changed or new in the graph after.
-SAME, CHANGED, REMOVED, NEW = "same", "changed", "gone", "new"
-EMPTY = Graph.of(())
-# Maximum number of characters of an attribute; attributes of usual graphs are shorter.
-MAX_CHARACTERS = 400
 
 
 def check_trace_path(path: Path) -> None:
@@ -41,73 +30,7 @@ def write_trace(trace: "Trace", path: Path) -> None:
     check_trace_path(path)
     document = trace_document(trace)
     if path.suffix.lower() == ".html":
-        from quantkit.recipes.page import html_page
-
         text = html_page(document, trace.before, trace.after)
     else:
         text = json.dumps(document, indent=1) + "\n"
     formats.files.write_whole(path, lambda file: file.write(text.encode()))
-
-
-def trace_document(trace: "Trace") -> dict[str, Any]:
-    """Return the records and all nodes of both graphs as JSON values.
-
-    Raises:
-        GraphError: a graph is not well formed.
-    """
-    return {
-        "schema": SCHEMA,
-        "model": trace.model,
-        "recipe": str(trace.recipe),
-        "steps": [record.to_json() for record in trace.records],
-        "before": _graph(trace.before, trace.after, REMOVED),
-        "after": _graph(trace.after, trace.before, NEW),
-    }
-
-
-def function_bodies(graph: Graph) -> dict[str, Graph]:
-    """Return the bodies of the functions of a graph by name, without those that cannot be decoded."""
-    bodies = {}
-    for name in graph.library:
-        with suppress(GraphError):
-            bodies[name] = graph.library[name].graph
-    return bodies
-
-
-def _graph(graph: Graph, other: Graph, state: str) -> dict[str, Any]:
-    """Return one graph; ``state`` is that of nodes that the other graph does not have."""
-    others = function_bodies(other)
-    return {
-        "inputs": list(map(str, graph.inputs)),
-        "outputs": list(map(str, graph.outputs)),
-        "op_counts": dict(graph.op_counts),
-        "nodes": _nodes(graph, other, state),
-        "functions": {
-            name: _nodes(body, others.get(name, EMPTY), state) for name, body in function_bodies(graph).items()
-        },
-    }
-
-
-def _nodes(graph: Graph, other: Graph, state: str) -> list[dict[str, Any]]:
-    shapes = infer_shapes(graph)
-    num_outputs: dict[str, int] = {}
-    for edge in shapes:
-        num_outputs[edge.node] = max(num_outputs.get(edge.node, 0), edge.port + 1)
-    return [_node(node, other, state, shapes, num_outputs.get(node.name, 0)) for node in graph.nodes.values()]
-
-
-def _node(node: Node, other: Graph, state: str, shapes: Mapping[Edge, Shape], num_outputs: int) -> dict[str, Any]:
-    counterpart = other.nodes.get(node.name)
-    change = "" if counterpart is None or counterpart is node else difference(node, counterpart)
-    outputs = [shape for port in range(num_outputs) if (shape := shapes.get(Edge(node.name, port))) is not None]
-    return {
-        "name": node.name,
-        "op": node.op,
-        "inputs": list(map(str, node.inputs)),
-        "controls": list(node.controls),
-        "shapes": [str(shape) for shape in outputs or [UNKNOWN]],
-        "attributes": {key: attribute_text(node.attrs[key])[:MAX_CHARACTERS] for key in sorted(node.attrs)},
-        "device": node.device,
-        "fate": state if counterpart is None else CHANGED if change else SAME,
-        "difference": change[:MAX_CHARACTERS],
-    }

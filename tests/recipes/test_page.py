@@ -13,7 +13,7 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, run
 from quantkit.recipes.page import html_page
-from quantkit.recipes.trace_file import trace_document
+from quantkit.recipes.trace_document import trace_document
 
 FLOAT = {"T": DType.FLOAT}
 HOSTILE = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "<!--<script>", "a\u2028b", "&amp;"]
