@@ -1,0 +1,62 @@
+"""Decide which tensors of a graph are quantized, before any data is seen.
+
+`quantkit.quantization.plan` defines fused patterns and pass-through nodes.
+"""
+
+from quantkit.arguments import public
+from quantkit.errors import GraphError
+from quantkit.ir.graph import Graph
+from quantkit.quantization.annotation.edge_annotation import EdgeAnnotation
+from quantkit.quantization.annotation.float_graph import FloatGraph
+from quantkit.quantization.annotation.node_annotation import NodeAnnotation
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import find_target
+
+
+@public
+def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
+    """Decide which tensors of a graph are quantized.
+
+    Args:
+        graph: float graph of either dialect with inputs and outputs; batch norms folded.
+        scheme: None for the default scheme of the target ``onnx``.
+
+    Raises:
+        GraphError: the target does not quantize graphs of this dialect, or the graph has no outputs.
+        UsageError: ``keep_float`` names a node, layer or op type that is not in the graph.
+    """
+    target = find_target((scheme or Scheme()).target)
+    if graph.dialect not in target.graph_dialects:
+        raise GraphError(
+            f"the target {target.name} does not quantize graphs of {graph.dialect} ops",
+            hint="convert the graph first, or use --target onnx",
+        )
+    if not graph.outputs:
+        raise GraphError("the graph has no outputs", hint="name them: --outputs softmax")
+    facts = FloatGraph(graph, scheme or Scheme())
+    nodes = NodeAnnotation(facts)
+    return _weights_only_plan(nodes) if facts.scheme.weights_only else _plan(nodes)
+
+
+def _plan(nodes: NodeAnnotation) -> Plan:
+    patterns = nodes.find_patterns()
+    pass_through = nodes.find_pass_through(patterns)
+    edges = EdgeAnnotation(nodes.facts, patterns, pass_through)
+    return Plan(
+        nodes.scheme,
+        edges.specs(),
+        {pattern.weights: nodes.weights[pattern.weights] for pattern in patterns if pattern.weights},
+        edges.groups,
+        patterns,
+        tuple(pass_through),
+        nodes.float_fallbacks(patterns, pass_through),
+        edges.observed_edges(),
+    )
+
+
+def _weights_only_plan(nodes: NodeAnnotation) -> Plan:
+    """Return a plan of `Scheme.weights_only`: weights are quantized, activations are not."""
+    nodes.store_weights()
+    fallbacks = {name: reason for name, reason in nodes.reasons.items() if reason}
+    return Plan(nodes.scheme, {}, dict(nodes.weights), (), (), (), fallbacks, ())

@@ -1,0 +1,54 @@
+"""Float graph with the facts that decide about the formats of its tensors."""
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ops.roles import find_roles
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import find_target
+
+
+class FloatGraph:
+    """Nodes that the outputs need, with the roles of their dialect.
+
+    Attributes:
+        graph: float graph.
+        scheme: requested quantization.
+        target: target of the scheme.
+        roles: roles of the op types.
+        shapes: inferred shapes by edge.
+        nodes: nodes that the outputs need, in topological order.
+        position: index in ``nodes`` by name.
+    """
+
+    def __init__(self, graph: Graph, scheme: Scheme) -> None:
+        self.graph = graph
+        self.scheme = scheme
+        self.target = find_target(scheme.target)
+        self.roles = find_roles(graph)
+        self.shapes = infer_shapes(graph)
+        needed = graph.reachable()
+        self.nodes = [graph[name] for name in graph.order if name in needed]
+        self.position = {node.name: number for number, node in enumerate(self.nodes)}
+
+    def sole_consumer(self, edge: Edge) -> tuple[Node, int] | None:
+        """Return the only consumer of an edge and its input index; None for several, or a graph output."""
+        uses = self.graph.uses.get(edge, ())
+        if len(uses) != 1 or edge.node in self.graph.endpoint_names or uses[0].node.name not in self.position:
+            return None
+        return uses[0].node, uses[0].slot
+
+    def missing_kernel(self, node: Node) -> str:
+        """Return why the target has no int8 kernel for a node, or an empty string."""
+        return self.target.missing_kernel(self.graph, node, self.shapes)
+
+    def is_activation(self, node: Node) -> bool:
+        """Return True if the kernel of a layer can compute the node."""
+        return node.op in self.roles.activation_ops and self.roles.is_activation(self.graph, node)
+
+    def is_average(self, node: Node) -> bool:
+        """Return True for an average pool or a mean."""
+        return node.op in self.roles.average_ops
+
+    def is_global(self, node: Node) -> bool:
+        """Return True if an average reduces all positions to one."""
+        return self.roles.is_global(node, self.shapes)

@@ -1,0 +1,265 @@
+"""Nodes that are computed in int8: layers in fused patterns and pass-through nodes; for all others the reason."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from quantkit.ir.graph import Edge, Node
+from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.layers import WEIGHTS_INDEX
+from quantkit.ops.tensorflow.frames import find_loop_nodes
+from quantkit.quantization.annotation.float_graph import FloatGraph
+from quantkit.quantization.annotation.float_nodes import find_float_nodes
+from quantkit.quantization.plan import NOT_FINITE, FusedPattern
+from quantkit.quantization.spec import Spec
+
+
+class NodeAnnotation:
+    """Decisions about the nodes of a float graph.
+
+    Attributes:
+        facts: the float graph.
+        reasons: reason of each float node that has a better one than its op type.
+        weights: number format of the quantized weights constants, by name.
+    """
+
+    def __init__(self, facts: FloatGraph) -> None:
+        self.facts = facts
+        self.graph, self.scheme, self.roles, self.nodes = facts.graph, facts.scheme, facts.roles, facts.nodes
+        self.loop_nodes = find_loop_nodes(facts.graph)
+        self.reasons = dict.fromkeys(self.loop_nodes, "while loops of TensorFlow 1 stay float")
+        self.weights: dict[str, Spec] = {}
+        self.float_nodes = find_float_nodes(facts)
+
+    def store_weights(self) -> None:
+        """Decide which weights are stored in int8, for `Scheme.weights_only`."""
+        for node in self.nodes:
+            if node.op in self.roles.weights_ops and self._may_quantize(node):
+                slots = self.roles.weights_axes(self.graph, node)
+                reasons = [self._objection_to_storing(node.inputs[slot], axes) for slot, axes in slots.items()]
+                self.reasons[node.name] = next(filter(None, reasons), "")
+
+    def find_patterns(self) -> tuple[FusedPattern, ...]:
+        """Return the fused patterns in topological order; layers without one get their reason."""
+        patterns: list[FusedPattern] = []
+        front_end = self._find_front_end()
+        for node in self.nodes:
+            if node.op in self.roles.layer_ops and self._may_quantize(node):
+                amplified = "a logarithm before other layers amplifies its errors" if node.name in front_end else ""
+                reason = amplified or self._objection(node) or self._bias_objection(node)
+                if reason:
+                    self.reasons[node.name] = reason
+                else:
+                    patterns.append(self._with_bias(node))
+        pattern_of_output = {pattern.output: pattern for pattern in patterns}
+        biases = {pattern.bias for pattern in patterns}
+        for node in self.nodes:
+            if node.op in self.roles.sum_ops and node.name not in biases and self._may_quantize(node):
+                self._fuse_residual(node, pattern_of_output)
+        fused = map(self._with_activation, pattern_of_output.values())
+        return tuple(sorted(fused, key=lambda pattern: self.facts.position[pattern.name]))
+
+    def find_pass_through(self, patterns: tuple[FusedPattern, ...]) -> dict[str, tuple[Edge, ...]]:
+        """Return the data inputs of each pass-through node: one whose output has a quantized consumer."""
+        inside = _nodes_of(patterns)
+        needed = {edge.node for pattern in patterns for edge in pattern.inputs}
+        int8_nodes = self._find_int8_nodes(inside)
+        pass_through: dict[str, tuple[Edge, ...]] = {}
+        for node in reversed(self.nodes):
+            if node.op not in self.roles.pass_through_ops or node.name in inside or not self._may_quantize(node):
+                continue
+            inputs = self.roles.pass_through_inputs(self.graph, node, self.facts.shapes)
+            if not inputs:
+                self.reasons[node.name] = "the attributes or inputs have no int8 form"
+            elif node.name not in needed:
+                self.reasons[node.name] = "no quantized consumer"
+            elif self.facts.is_average(node) and self.scheme.float_global_pools and self.facts.is_global(node):
+                self.reasons[node.name] = "a global average costs little, and int8 would reduce its precision"
+            elif self.facts.is_activation(node) and not self._is_quantizable(inputs[0], inside):
+                self.reasons[node.name] = "the input is float"
+            elif node.op in self.roles.selection_ops and inputs[0].node not in int8_nodes:
+                self.reasons[node.name] = "the input is float, and may have a wider range than this part"
+            elif node.op in self.roles.elementwise_ops and not int8_nodes.issuperset(edge.node for edge in inputs):
+                self.reasons[node.name] = "an input is float"
+            elif reason := self.facts.missing_kernel(node):
+                self.reasons[node.name] = reason
+            else:
+                pass_through[node.name] = inputs
+                needed.update(edge.node for edge in inputs)
+        return dict(reversed(pass_through.items()))
+
+    def float_fallbacks(
+        self, patterns: tuple[FusedPattern, ...], pass_through: Mapping[str, tuple[Edge, ...]]
+    ) -> dict[str, str]:
+        """Return the reason of each float node that computes."""
+        inside = _nodes_of(patterns)
+        return {
+            node.name: self.reasons.get(node.name)
+            or self.roles.float_reasons.get(node.op)
+            or f"{node.op} has no int8 form"
+            for node in self._computing_nodes()
+            if node.name not in inside and node.name not in pass_through
+        }
+
+    def _may_quantize(self, node: Node) -> bool:
+        if node.name in self.graph.input_names or node.name in self.loop_nodes:
+            return False
+        if not self.roles.is_valid(node):
+            self.reasons[node.name] = "a required input is missing"
+            return False
+        if node.name in self.float_nodes:
+            self.reasons[node.name] = "the scheme keeps it in float"
+            return False
+        return True
+
+    def _find_front_end(self) -> set[str]:
+        """Return the nodes before an amplifying op that has layers after it, for example a spectrogram."""
+        before_layers: set[str] = set()
+        amplified: set[str] = set()
+        for node in reversed(self.nodes):
+            consumers = {use.node.name for use in self.graph.node_uses.get(node.name, ())}
+            if any(name in before_layers or self.graph[name].op in self.roles.layer_ops for name in consumers):
+                before_layers.add(node.name)
+            is_amplifying = any(
+                self.graph[name].op in self.roles.amplifying_ops and name in before_layers for name in consumers
+            )
+            if is_amplifying or not amplified.isdisjoint(consumers):
+                amplified.add(node.name)
+        return amplified
+
+    def _objection(self, node: Node) -> str:
+        """Return why a layer cannot be quantized, or an empty string."""
+        if reason := self.roles.layer_objection(self.graph, node):
+            return reason
+        edge = node.inputs[WEIGHTS_INDEX]
+        weights = self.graph.constant_of(edge)
+        if weights is None:
+            return self.roles.product_objection(self.graph, node) or self.facts.missing_kernel(node)
+        return (
+            self.roles.weights_objection(self.graph, node, weights)
+            or self.facts.missing_kernel(node)
+            or self._objection_to_weights(edge.node, weights, self.roles.weights_axes(self.graph, node)[WEIGHTS_INDEX])
+        )
+
+    def _objection_to_storing(self, edge: Edge, axes: tuple[int, ...]) -> str:
+        """Return why weights cannot be stored in int8, or an empty string."""
+        weights = self.graph.constant_of(edge)
+        if weights is None or edge.node in self.graph.endpoint_names:
+            return "the weights are not constant"
+        if weights.dtype is not DType.FLOAT:
+            return "the weights are not float"
+        if not weights.shape:
+            return "the weights are a single number"
+        return self._objection_to_weights(edge.node, weights, axes)
+
+    def _objection_to_weights(self, name: str, weights: Tensor, axes: tuple[int, ...]) -> str:
+        """Return why weights cannot be quantized, or an empty string.
+
+        The spec of quantizable weights is noted: all layers that share the weights use it.
+        """
+        spec = replace(self.scheme.weights, axes=axes) if self.scheme.weights.per_channel else self.scheme.weights
+        if self.weights.get(name, spec) != spec:
+            return "a layer with other channel dimensions shares the weights"
+        if not np.isfinite(weights.array).all():
+            return f"the weights {name} {NOT_FINITE}"
+        self.weights[name] = spec
+        return ""
+
+    def _with_bias(self, layer: Node) -> FusedPattern:
+        """Return the pattern of a layer, with the bias that follows it."""
+        output = Edge(layer.name)
+        weights = layer.inputs[WEIGHTS_INDEX]
+        if self.graph.constant_of(weights) is None:
+            return FusedPattern(layer.name, "", layer.inputs[0], output, operand=weights)
+        pattern = FusedPattern(layer.name, weights.node, layer.inputs[0], output)
+        consumer = self.facts.sole_consumer(output)
+        if consumer and self._is_bias(layer, *consumer) and self._may_quantize(consumer[0]):
+            return replace(pattern, bias=consumer[0].name, output=Edge(consumer[0].name))
+        return pattern
+
+    def _bias_objection(self, layer: Node) -> str:
+        """Return why the bias after a layer prevents an int8 kernel, which would add it, or an empty string."""
+        consumer = self.facts.sole_consumer(Edge(layer.name))
+        if consumer is None or consumer[0].op not in self.roles.bias_ops or not self.roles.is_valid(consumer[0]):
+            return ""
+        edge = consumer[0].inputs[1 - consumer[1]]
+        value = self.graph.constant_of(edge)
+        return "" if value is None or np.isfinite(value.array).all() else f"the constants {edge.node} {NOT_FINITE}"
+
+    def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
+        """Return True if a node adds one constant per channel of a layer, its input ``slot``."""
+        if node.op not in self.roles.bias_ops or not self.roles.is_valid(node):
+            return False
+        if node.op not in self.roles.sum_ops and slot != 0:
+            return False
+        value = self.graph.constant_of(node.inputs[1 - slot])
+        if value is None:
+            return False
+        if not np.isfinite(value.array).all():
+            self.reasons[node.name] = f"the constants {node.inputs[1 - slot].node} {NOT_FINITE}"
+            return False
+        if reason := self.facts.missing_kernel(node):
+            self.reasons[node.name] = reason
+            return False
+        return self.roles.is_bias(self.graph, layer, value)
+
+    def _fuse_residual(self, add: Node, pattern_of_output: dict[Edge, FusedPattern]) -> None:
+        """Fuse an Add with the pattern of its last computed operand that has no other consumer."""
+        if len(add.inputs) != 2:
+            return
+        slots = [
+            slot
+            for slot in (0, 1)
+            if add.inputs[slot] in pattern_of_output
+            and self.graph[pattern_of_output[add.inputs[slot]].layer].op in self.roles.sum_layer_ops
+            and self.facts.sole_consumer(add.inputs[slot])
+            and not pattern_of_output[add.inputs[slot]].add
+        ]
+        first, second = map(self.facts.shapes.get, add.inputs)
+        if any(self.graph.constant_of(edge) for edge in add.inputs):
+            self.reasons[add.name] = "the added constant is not a layer's bias"
+        elif not slots:
+            self.reasons[add.name] = "neither operand is a single-consumer layer output"
+        elif reason := self.roles.sum_objection((first, second)) or self.facts.missing_kernel(add):
+            self.reasons[add.name] = reason
+        else:
+            slot = max(slots, key=lambda slot: self.facts.position[add.inputs[slot].node])
+            inner, summand = add.inputs[slot], add.inputs[1 - slot]
+            pattern = pattern_of_output.pop(inner)
+            output = Edge(add.name)
+            pattern_of_output[output] = replace(pattern, add=add.name, inner=inner, summand=summand, output=output)
+
+    def _with_activation(self, pattern: FusedPattern) -> FusedPattern:
+        consumer = self.facts.sole_consumer(pattern.output)
+        if consumer and self.facts.is_activation(consumer[0]) and self._may_quantize(consumer[0]):
+            return replace(pattern, activation=consumer[0].name, output=Edge(consumer[0].name))
+        return pattern
+
+    def _find_int8_nodes(self, inside: set[str]) -> set[str]:
+        """Return nodes of patterns, and pass-through nodes with a path of such nodes from each input to a pattern."""
+        names = set(inside)
+        for node in self.nodes:
+            is_pass_through = node.op in self.roles.pass_through_ops and node.name not in self.float_nodes
+            if is_pass_through and self.roles.is_valid(node):
+                inputs = self.roles.pass_through_inputs(self.graph, node, self.facts.shapes)
+                if inputs and names.issuperset(edge.node for edge in inputs):
+                    names.add(node.name)
+        return names
+
+    def _is_quantizable(self, edge: Edge, inside: set[str]) -> bool:
+        """Return True if an edge is quantized even without the activation that consumes it.
+
+        Otherwise the activation is computed in float, and its output is quantized: half of the
+        quantized values would stand for negative numbers.
+        """
+        return edge.node in inside or self.graph[edge.node].op in self.roles.pass_through_ops
+
+    def _computing_nodes(self) -> Iterator[Node]:
+        for node in self.nodes:
+            if node.op not in self.roles.source_ops and node.name not in self.graph.input_names:
+                yield node
+
+
+def _nodes_of(patterns: tuple[FusedPattern, ...]) -> set[str]:
+    return {name for pattern in patterns for name in pattern.nodes}
