@@ -24,7 +24,7 @@ from quantkit.ops.kernels import KERNELS, evaluate, output_bytes
 from quantkit.ops.onnx import kernels as onnx_kernels
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
-from quantkit.recipes.verify import seeded_feeds
+from quantkit.recipes.verify import verification_feeds
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
@@ -173,7 +173,7 @@ def test_a_huge_output_of_an_onnx_node_is_rejected(op: str, attrs: dict[str, Any
 @pytest.mark.parametrize(
     "make_inputs",
     [
-        seeded_feeds,
+        verification_feeds,
         lambda inputs: next(random_feeds(inputs, inputs, 1, 0)),
         feeds.seeded_feeds,
     ],

@@ -108,10 +108,10 @@ class Verifier:
         """Return the outputs for the first of `UNKNOWN_SIZES` that the graph accepts; choose the feeds."""
         is_open = any(info.name not in feeds and not info.shape.is_known for info in session.inputs)
         for size in UNKNOWN_SIZES[:-1] if is_open else ():
-            self.feeds = seeded_feeds(session.inputs, self.seed, feeds, size, self.bounds)
+            self.feeds = verification_feeds(session.inputs, self.seed, feeds, size, self.bounds)
             with suppress(GraphError):
                 return session.run(self._feeds_of(session))
-        self.feeds = seeded_feeds(session.inputs, self.seed, feeds, UNKNOWN_SIZES[-1], self.bounds)
+        self.feeds = verification_feeds(session.inputs, self.seed, feeds, UNKNOWN_SIZES[-1], self.bounds)
         return session.run(self._feeds_of(session))
 
     def _check_reaction(self, session: Session, data: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
@@ -260,7 +260,7 @@ def _compared_fields(graph: Graph) -> tuple[Any, ...]:
     return graph.nodes, graph.inputs, graph.outputs, graph.library
 
 
-def seeded_feeds(
+def verification_feeds(
     inputs: tuple[TensorInfo, ...],
     seed: int = 0,
     feeds: Mapping[str, Array] | None = None,

@@ -1,7 +1,6 @@
 """The part of a session that all runtimes have in common: checks of the arrays, names, closing."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -69,9 +68,7 @@ class FunctionSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _by_name(self, feeds: Mapping[str, Array] | Array) -> Mapping[str, Array]:

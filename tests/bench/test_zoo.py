@@ -10,7 +10,7 @@ from zoo_graphs import BUILDERS, lstm, small_network, ssd
 from quantkit.ir.graph import Graph
 from quantkit.recipes import run
 from quantkit.recipes.named import find_recipe
-from quantkit.recipes.verify import seeded_feeds
+from quantkit.recipes.verify import verification_feeds
 from quantkit.runtimes import tensorflow
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
@@ -33,7 +33,7 @@ def test_inference_recipe_keeps_outputs_with_few_nodes(name: str) -> None:
     graph = build()
     after, _ = run(find_recipe("inference"), graph)
     with tensorflow.RUNTIME.open(graph) as session:
-        feeds = seeded_feeds(session.inputs)
+        feeds = verification_feeds(session.inputs)
         expected = session.run(feeds)
     with tensorflow.RUNTIME.open(after) as session:
         actual = session.run(feeds)

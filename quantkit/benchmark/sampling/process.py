@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from quantkit.errors import UnavailableError
@@ -97,9 +96,7 @@ class WorkerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read_line(self, deadline: float, timeout: float) -> bytes:

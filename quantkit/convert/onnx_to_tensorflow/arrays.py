@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.layouts import TO_NHWC
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
-from quantkit.convert.tensorflow_to_onnx.translator import TO_NHWC
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.layouts import TO_NHWC, transpose_tensor
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.convert.tensorflow_to_onnx.elementwise import UNARY as TO_ONNX
-from quantkit.convert.tensorflow_to_onnx.translator import TO_NHWC, transpose_tensor
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Array, Tensor

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.layouts import transpose_tensor
 from quantkit.convert.onnx_to_tensorflow.arrays import shape_of
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.convert.onnx_to_tensorflow.windows import find_windows, pad_image
-from quantkit.convert.tensorflow_to_onnx.translator import transpose_tensor
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.layouts import TO_NCHW, TO_NHWC
 from quantkit.convert.onnx_to_tensorflow.arrays import num_outputs, shape_of
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
-from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import DType, Tensor
 

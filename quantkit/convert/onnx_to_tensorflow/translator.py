@@ -5,15 +5,16 @@ ONNX's layout.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.convert.tensorflow_to_onnx.translator import TO_NCHW, TO_NHWC, describe_failures, transpose_tensor
-from quantkit.errors import QuantkitError, UnavailableError
+from quantkit.convert.handlers import Handlers, NodeConversionError
+from quantkit.convert.layouts import TO_NCHW, TO_NHWC, transpose_tensor
+from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
 from quantkit.ir.functions import Function, Library
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Versions, constant
@@ -30,8 +31,18 @@ VERSIONS = Versions(producer=1087)
 # Maximum number of nodes between a constant and an input that must be constant.
 MAX_FOLDED_NODES = 8
 
-Handler = Callable[["OnnxTranslator", Node], None]
-HANDLERS: dict[str, Handler] = {}
+
+class OnnxConversionError(NodeConversionError):
+    """Error for ONNX nodes that cannot be converted to TensorFlow."""
+
+    dialect = "TensorFlow"
+
+    def choose_hint(self, ops: set[str]) -> str:
+        return "use transforms and runtimes for ONNX graphs, which do not convert the model"
+
+
+HANDLERS: Handlers["OnnxTranslator"] = Handlers(OnnxConversionError)
+converts = HANDLERS.register
 
 
 @dataclass
@@ -89,16 +100,9 @@ class OnnxTranslator:
 
     def _convert(self, node: Node) -> None:
         """Convert a node, or add the reasons why that is not possible to `failures`."""
-        handler = HANDLERS.get(node.op)
-        try:
-            if handler is None:
-                raise conversion_error(node, "the op is not supported")
-            handler(self, node)
-        except OnnxConversionError as error:
-            self.failures |= error.failures
-            self._failed.add(node.name)
-        except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
-            self.failures[node.name] = (node.op, f"the node is invalid ({error})")
+        failures = HANDLERS.convert(self, node)
+        if failures is not None:
+            self.failures |= failures
             self._failed.add(node.name)
 
     def _add_input(self, edge: Edge) -> None:
@@ -299,34 +303,6 @@ class OnnxTranslator:
         return self.add_node(f"{self.name(node.name)}/{suffix}", op, inputs, T=self.types[inputs[0]], **attrs)
 
 
-class OnnxConversionError(UnavailableError):
-    """Error for nodes that cannot be converted.
-
-    Attributes:
-        failures: op type and reason by the name of the node; empty if a node needs the output of such a node.
-    """
-
-    def __init__(self, failures: Mapping[str, tuple[str, str]]) -> None:
-        self.failures = dict(failures)
-        hint = "use transforms and runtimes for ONNX graphs, which do not convert the model"
-        super().__init__(describe_failures(self.failures, "TensorFlow"), hint=hint)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.failures,)
-
-
 def conversion_error(node: Node, reason: str) -> OnnxConversionError:
     """Return the error for a node that cannot be converted."""
     return OnnxConversionError({node.name: (node.op, reason)})
-
-
-def converts(ops: str) -> Callable[[Handler], Handler]:
-    """Register a handler for op types separated by spaces."""
-
-    def register(handler: Handler) -> Handler:
-        for op in ops.split():
-            assert op not in HANDLERS, f"op type {op!r} already has a handler"
-            HANDLERS[op] = handler
-        return handler
-
-    return register

@@ -4,16 +4,15 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.layouts import TO_NCHW, transpose_tensor
 from quantkit.convert.tensorflow_to_onnx.translator import (
     NCHW,
     PLAIN,
-    TO_NCHW,
     Translator,
     common_layout,
     conversion_error,
     converts,
     is_channels_first,
-    transpose_tensor,
 )
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Tensor

@@ -7,13 +7,13 @@ SAME:  total = max((ceil(size / stride) - 1) * stride + (kernel - 1) * dilation 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quantkit.convert.layouts import transpose_tensor
 from quantkit.convert.tensorflow_to_onnx.translator import (
     PLAIN,
     Translator,
     conversion_error,
     converts,
     is_channels_first,
-    transpose_tensor,
 )
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor

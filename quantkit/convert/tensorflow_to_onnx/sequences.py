@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.layouts import transpose_tensor
 from quantkit.convert.tensorflow_to_onnx.layers import absorb_bias, add_weights, constant_weights
 from quantkit.convert.tensorflow_to_onnx.slices import SLICE_LIMIT
 from quantkit.convert.tensorflow_to_onnx.translator import (
@@ -19,7 +20,6 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
     conversion_error,
     converts,
     is_channels_first,
-    transpose_tensor,
 )
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor

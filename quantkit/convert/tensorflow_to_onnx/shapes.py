@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.layouts import TO_NCHW
 from quantkit.convert.tensorflow_to_onnx.translator import (
     NCHW,
     PLAIN,
-    TO_NCHW,
     Translator,
     common_layout,
     conversion_error,

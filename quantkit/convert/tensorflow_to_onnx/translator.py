@@ -5,15 +5,14 @@ TensorFlow's layout. Constants are transposed when the file is written.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.errors import UnavailableError
+from quantkit.convert.handlers import Handlers, NodeConversionError
+from quantkit.convert.layouts import TO_NCHW, TO_NHWC, transpose_tensor
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
@@ -22,11 +21,25 @@ from quantkit.ops.shape_inference import UNKNOWN, infer
 from quantkit.ops.size_inference import Sizes, as_tensor
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
-TO_NCHW, TO_NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 NCHW, PLAIN = "nchw", "plain"
 
-Handler = Callable[["Translator", Node], None]
-HANDLERS: dict[str, Handler] = {}
+_FOLDING_HINTS: Mapping[str, str] = {
+    "BatchNormWithGlobalNormalization": "run the transform fold_old_batch_norms first, or the recipe inference",
+}
+_HINT = "run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow"
+
+
+class ConversionError(NodeConversionError):
+    """Error for TensorFlow nodes that cannot be converted to ONNX."""
+
+    dialect = "ONNX"
+
+    def choose_hint(self, ops: set[str]) -> str:
+        return next((hint for op, hint in _FOLDING_HINTS.items() if op in ops), _HINT)
+
+
+HANDLERS: Handlers["Translator"] = Handlers(ConversionError)
+converts = HANDLERS.register
 
 
 @dataclass(frozen=True)
@@ -119,16 +132,9 @@ class Translator:
 
     def _convert(self, node: Node) -> None:
         """Convert a node, or add the reasons why that is not possible to `failures`."""
-        handler = HANDLERS.get(node.op)
-        try:
-            if handler is None:
-                raise conversion_error(node, "the op is not supported")
-            handler(self, node)
-        except ConversionError as error:
-            self.failures |= error.failures
-            self.failed.add(node.name)
-        except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
-            self.failures[node.name] = (node.op, f"the node is invalid ({error})")
+        failures = HANDLERS.convert(self, node)
+        if failures is not None:
+            self.failures |= failures
             self.failed.add(node.name)
 
     def _used_nodes(self) -> list[Node]:
@@ -333,11 +339,6 @@ def _with_onnx_inputs(node: Node) -> Node:
 
 
 # Hints for ops that a transform folds into their layers.
-_FOLDING_HINTS: Mapping[str, str] = {
-    "BatchNormWithGlobalNormalization": "run the transform fold_old_batch_norms first, or the recipe inference",
-}
-
-
 def dtype_of(graph: Mapping[str, Node], edge: Edge) -> DType:
     """Return the element type of a value of a TensorFlow graph.
 
@@ -357,37 +358,6 @@ def dtype_of(graph: Mapping[str, Node], edge: Edge) -> DType:
     return dtype
 
 
-class ConversionError(UnavailableError):
-    """Error for nodes that cannot be converted.
-
-    Attributes:
-        failures: op type and reason by the name of the node; empty if a node needs the output of such a node.
-    """
-
-    def __init__(self, failures: Mapping[str, tuple[str, str]]) -> None:
-        self.failures = dict(failures)
-        ops = {op for op, _ in failures.values()}
-        hint = next((_FOLDING_HINTS[op] for op in _FOLDING_HINTS if op in ops), "")
-        super().__init__(describe_failures(self.failures, "ONNX"), hint=hint or _HINT)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.failures,)
-
-
-_HINT = "run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow"
-
-
-def describe_failures(failures: Mapping[str, tuple[str, str]], dialect: str) -> str:
-    """Return the message of a conversion: one clause for each op type and reason, with the names of all nodes."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for name, failure in failures.items():
-        names.setdefault(failure, []).append(repr(name))
-    clauses = [
-        f"{', '.join(nodes)} ({op}) cannot be converted to {dialect}: {reason}" for (op, reason), nodes in names.items()
-    ]
-    return ("node " if len(failures) == 1 else f"{len(failures)} nodes: ") + "; ".join(clauses)
-
-
 def conversion_error(node: Node, reason: str) -> ConversionError:
     """Return the error for a node that cannot be converted."""
     return ConversionError({node.name: (node.op, reason)})
@@ -396,28 +366,6 @@ def conversion_error(node: Node, reason: str) -> ConversionError:
 def is_channels_first(node: Node) -> bool:
     """Return whether the data format of a node is NCHW."""
     return node.attrs.get("data_format", b"NHWC") == b"NCHW"
-
-
-def transpose_tensor(tensor: Tensor, permutation: Sequence[int], shape: Sequence[int] | None = None) -> Tensor:
-    """Return a lazily transposed tensor, reshaped to ``shape`` if given."""
-    dims = tuple(shape) if shape is not None else tuple(tensor.shape[axis] for axis in permutation)
-    return Tensor(tensor.dtype, dims, partial(_transpose_array, tensor, tuple(permutation), dims))
-
-
-def _transpose_array(tensor: Tensor, permutation: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    return np.ascontiguousarray(tensor.array.transpose(permutation)).reshape(shape)
-
-
-def converts(ops: str) -> Callable[[Handler], Handler]:
-    """Register a handler for op types separated by spaces."""
-
-    def register(handler: Handler) -> Handler:
-        for op in ops.split():
-            assert op not in HANDLERS, f"op type {op!r} already has a handler"
-            HANDLERS[op] = handler
-        return handler
-
-    return register
 
 
 def common_layout(translator: Translator, edges: Sequence[Edge]) -> str:

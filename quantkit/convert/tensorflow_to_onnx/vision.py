@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.layouts import transpose_tensor
 from quantkit.convert.tensorflow_to_onnx.layers import constant_weights
 from quantkit.convert.tensorflow_to_onnx.slices import SLICE_LIMIT
 from quantkit.convert.tensorflow_to_onnx.translator import (
@@ -18,7 +19,6 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
     Translator,
     conversion_error,
     converts,
-    transpose_tensor,
 )
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType

@@ -28,8 +28,7 @@ class MeanSquaredError(HistogramObserver):
         self.spec = spec
 
     def _compute_range(self, extremes: Range) -> Range:
-        used = self.histogram.counts > 0
-        centers, counts = self.histogram.centers[used], self.histogram.counts[used].astype(np.float64)
+        centers, counts = self.histogram.used_bins
 
         def errors(lows: Floats, highs: Floats) -> Floats:
             return _squared_errors(self.spec, lows, highs, centers, counts)
@@ -45,8 +44,7 @@ def histogram_sqnr(observer: HistogramObserver, spec: Spec, limits: Range) -> fl
         spec: number format of the quantized values.
         limits: range of the quantized values.
     """
-    used = observer.histogram.counts > 0
-    centers, counts = observer.histogram.centers[used], observer.histogram.counts[used].astype(np.float64)
+    centers, counts = observer.histogram.used_bins
     (noise,) = _squared_errors(spec, np.array([limits.low]), np.array([limits.high]), centers, counts)
     return float(10 * np.log10(centers**2 @ counts / noise)) if noise else inf
 

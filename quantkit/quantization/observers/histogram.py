@@ -43,6 +43,12 @@ class Histogram:
         """Center of each bin."""
         return (self.first + np.arange(len(self.counts), dtype=np.float64) + 0.5) * self.width
 
+    @property
+    def used_bins(self) -> tuple[Floats, Floats]:
+        """Center and count of each bin that has values."""
+        used = self.counts > 0
+        return self.centers[used], self.counts[used].astype(np.float64)
+
     def add(self, values: Array) -> None:
         """Count finite values."""
         zeros = values.size - int(np.count_nonzero(values))

@@ -14,8 +14,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from quantkit.convert.layouts import transpose_tensor
 from quantkit.convert.tensorflow_to_onnx import translate
-from quantkit.convert.tensorflow_to_onnx.translator import Translation, transpose_tensor
+from quantkit.convert.tensorflow_to_onnx.translator import Translation
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor

@@ -1,0 +1,87 @@
+"""Conversion of nodes one by one: handlers by op type, and errors that name every node without an equivalent."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from quantkit.errors import UnavailableError
+from quantkit.ir.graph import Node
+
+Translator = TypeVar("Translator")
+Handler = Callable[[Translator, Node], None]
+# Op type and reason by the name of the node.
+Failures = Mapping[str, tuple[str, str]]
+
+
+class NodeConversionError(UnavailableError):
+    """Error for nodes that cannot be converted.
+
+    Attributes:
+        dialect: dialect of the conversion's result, for the message.
+        failures: op type and reason by the name of the node; empty if a node needs the output of such a node.
+    """
+
+    dialect: ClassVar[str]
+
+    def __init__(self, failures: Failures) -> None:
+        self.failures = dict(failures)
+        super().__init__(
+            _describe(self.failures, self.dialect), hint=self.choose_hint({op for op, _ in failures.values()})
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.failures,)
+
+    def choose_hint(self, ops: set[str]) -> str:
+        """Return the hint for the op types of the failures."""
+        raise NotImplementedError
+
+
+class Handlers(dict[str, Handler[Translator]], Generic[Translator]):
+    """Handler of each op type of a conversion.
+
+    Args:
+        error: class of the errors of the conversion.
+    """
+
+    def __init__(self, error: type[NodeConversionError]) -> None:
+        super().__init__()
+        self.error = error
+
+    def register(self, ops: str) -> Callable[[Handler[Translator]], Handler[Translator]]:
+        """Register a handler for op types separated by spaces; used as a decorator."""
+
+        def register(handler: Handler[Translator]) -> Handler[Translator]:
+            for op in ops.split():
+                assert op not in self, f"op type {op!r} already has a handler"
+                self[op] = handler
+            return handler
+
+        return register
+
+    def convert(self, translator: Translator, node: Node) -> Failures | None:
+        """Convert a node.
+
+        Returns:
+            None for a converted node, else the failures; empty if the node needs the output of such a node.
+        """
+        handler = self.get(node.op)
+        try:
+            if handler is None:
+                raise self.error({node.name: (node.op, "the op is not supported")})
+            handler(translator, node)
+        except NodeConversionError as error:
+            return error.failures
+        except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
+            return {node.name: (node.op, f"the node is invalid ({error})")}
+        return None
+
+
+def _describe(failures: Failures, dialect: str) -> str:
+    """Return one clause for each op type and reason, with the names of all nodes."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, failure in failures.items():
+        names.setdefault(failure, []).append(repr(name))
+    clauses = [
+        f"{', '.join(nodes)} ({op}) cannot be converted to {dialect}: {reason}" for (op, reason), nodes in names.items()
+    ]
+    return ("node " if len(failures) == 1 else f"{len(failures)} nodes: ") + "; ".join(clauses)
