@@ -67,9 +67,8 @@ def infer(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Inf
     values: dict[Edge, Tensor] = {}
     for name in graph.order:
         node = graph[name]
-        rule = tensorflow_shapes.RULES.get(node.op)
         may_have_sizes = node.op in COMPUTED_OPS
-        if rule is None and not may_have_sizes:
+        if node.op not in tensorflow_shapes.RULES and not may_have_sizes:
             continue
         input_shapes = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
         constants = {
@@ -84,29 +83,32 @@ def infer(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Inf
             if (value := size_inference.as_tensor(output_sizes, output_dtypes(node)[0])) is not None:
                 values[Edge(name)] = value
             continue
-        if rule is None:
-            continue
-        slot = SHAPE_INPUTS.get(node.op)
-        try:
-            stated = None if slot is None or slot in constants else sizes.get(node.inputs[slot])
-            if node.op == "Tile" and 1 not in constants:  # by a dynamic batch
-                multiples = sizes.get(node.inputs[1])
-                unknown = [None] * len(input_shapes[0].dims or ())
-                output_shapes: Sequence[Shape] = [
-                    tensorflow_shapes.multiply_sizes(
-                        input_shapes[0], unknown if multiples is None else multiples.tolist()
-                    )
-                ]
-            elif stated is None:
-                output_shapes = rule(node, input_shapes, constants)
-            else:
-                output_shapes = [size_inference.as_shape(stated)]
-        except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, QuantkitError):
-            continue  # the node is invalid: the runtime reports that with more detail
-        for port, shape in enumerate(output_shapes):
+        for port, shape in enumerate(_infer_outputs(node, input_shapes, constants, sizes)):
             if shape.dims is not None or Edge(name, port) not in shapes:
                 shapes[Edge(name, port)] = shape
     return Inference(shapes, sizes)
+
+
+def _infer_outputs(
+    node: Node, input_shapes: Sequence[Shape], constants: Mapping[int, Tensor], sizes: Mapping[Edge, Sizes]
+) -> Sequence[Shape]:
+    """Return the output shapes of a node; empty without a rule, or if the node is invalid.
+
+    The runtime reports an invalid node with more detail.
+    """
+    rule, slot = tensorflow_shapes.RULES.get(node.op), SHAPE_INPUTS.get(node.op)
+    if rule is None:
+        return ()
+    try:
+        if node.op == "Tile" and 1 not in constants:  # by a dynamic batch
+            multiples = sizes.get(node.inputs[1])
+            unknown = [None] * len(input_shapes[0].dims or ())
+            factors = unknown if multiples is None else multiples.tolist()
+            return [tensorflow_shapes.multiply_sizes(input_shapes[0], factors)]
+        stated = None if slot is None or slot in constants else sizes.get(node.inputs[slot])
+        return rule(node, input_shapes, constants) if stated is None else [size_inference.as_shape(stated)]
+    except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, QuantkitError):
+        return ()
 
 
 def _infer_sizes(

@@ -1,0 +1,143 @@
+"""Run of a comparison: both versions on each sample, with the sums of each pair of tensors."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+
+import numpy as np
+
+from quantkit.errors import GraphError, UsageError
+from quantkit.evaluation.comparison_samples import ComparisonSamples
+from quantkit.evaluation.graph_tensors import GraphTensors, TensorProbe
+from quantkit.evaluation.interrupted import EvaluationInterrupted
+from quantkit.evaluation.layer_comparison import LayerComparison, LayerRow
+from quantkit.evaluation.tensor_matching import TensorPair, match_tensors
+from quantkit.evaluation.tensor_sums import TensorSums
+from quantkit.formats import onnx
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import Array
+from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
+from quantkit.progress import OnProgress, Progress
+from quantkit.runtimes import AUTO, observing_runtime, open_session
+from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two versions of a model with the samples that both run on.
+
+    Attributes:
+        names: names of the versions.
+        graphs: their graphs, with inputs and outputs.
+        samples: the samples.
+        floor: SQNR in decibels below which a layer is bad.
+    """
+
+    names: tuple[str, str]
+    graphs: tuple[Graph, Graph]
+    samples: ComparisonSamples
+    floor: float
+
+    def run(self, runtimes: Sequence[str], options: SessionOptions, on_progress: OnProgress) -> LayerComparison:
+        """Compare all tensors that the versions have in common.
+
+        Args:
+            runtimes: runtime of each version.
+            options: session options of the second version; the first one runs in float32.
+            on_progress: receives the number of compared samples.
+
+        Raises:
+            GraphError: the graphs have no tensor in common.
+            UsageError: the samples do not fit an input, or there is none.
+            EvaluationInterrupted: Ctrl-C, with the comparison of the samples so far.
+        """
+        tensors = (GraphTensors(self.graphs[0]), GraphTensors(self.graphs[1]))
+        pairs = match_tensors(*tensors)
+        if not pairs:
+            raise GraphError(
+                f"{self.names[0]} and {self.names[1]} have no tensor in common, by name or by weights",
+                hint="compare versions of one model; quantkit summarize shows the graphs",
+            )
+        probes = ([pair.first for pair in pairs], [pair.second for pair in pairs])
+        sums = _PairSums(tensors[0], pairs)
+        with (
+            _open(self.graphs[0], probes[0], runtimes[0], replace(options, precision="float32")) as first,
+            _open(self.graphs[1], probes[1], runtimes[1], options) as second,
+        ):
+            try:
+                for feeds, other_feeds in self.samples.feeds(first.inputs, second.inputs):
+                    sums.add(_fetch(first, self.graphs[0], feeds), _fetch(second, self.graphs[1], other_feeds))
+                    on_progress(Progress("comparing", sums.samples, self.samples.total))
+            except KeyboardInterrupt:
+                if not sums.samples:
+                    raise
+                raise EvaluationInterrupted(self._result(sums, (first.runtime, second.runtime))) from None
+            if not sums.samples:
+                raise UsageError("the dataset has no sample", hint="pass at least one sample, or omit the data")
+            return self._result(sums, (first.runtime, second.runtime))
+
+    def _result(self, sums: "_PairSums", runtimes: tuple[RuntimeVersion, RuntimeVersion]) -> LayerComparison:
+        rows = sums.rows()
+        paired = {row.name for row in rows}
+        return LayerComparison(
+            self.names,
+            runtimes,
+            rows,
+            sums.samples,
+            tuple(name for name in sums.tensors.probes if name not in paired),
+            self.floor,
+            self.samples.are_random,
+            tuple(self.samples.rejected.items()),
+            self.samples.preprocessing,
+        )
+
+
+class _PairSums:
+    """Sums of all tensor pairs."""
+
+    def __init__(self, tensors: GraphTensors, pairs: Sequence[TensorPair]) -> None:
+        self.tensors = tensors
+        self.pairs = pairs
+        self.sums = [TensorSums(pair, tensors.graph.dialect == onnx.DIALECT) for pair in pairs]
+        self.samples = 0
+
+    def add(self, first: Mapping[Edge, Array], second: Mapping[Edge, Array]) -> None:
+        """Add the tensors of one sample, by edge."""
+        with np.errstate(all="ignore"):
+            for pair, sums in zip(self.pairs, self.sums, strict=True):
+                sums.add(pair.first.values(first), pair.second.values(second), pair.second.scale(second))
+        self.samples += 1
+
+    def rows(self) -> tuple[LayerRow, ...]:
+        """Return the rows in topological order, with the drop from the worst input of each layer."""
+        rows = {index: sums.row() for index, sums in enumerate(self.sums) if not sums.has_different_shapes}
+        rows_of_node: dict[str, list[int]] = {}
+        for index in rows:
+            rows_of_node.setdefault(self.pairs[index].first.edge.node, []).append(index)
+        sqnr_of_node: dict[str, float] = {}
+        for name, node in self.tensors.live.items():
+            input_sqnr = min((sqnr_of_node.get(edge.node, inf) for edge in node.inputs), default=inf)
+            indices = rows_of_node.get(name, ())
+            sqnr_of_node[name] = min((rows[index].sqnr for index in indices), default=input_sqnr)
+            for index in indices:
+                drop = input_sqnr - rows[index].sqnr
+                rows[index] = replace(rows[index], sqnr_drop=drop if isfinite(drop) else 0.0)
+        return tuple(rows.values())
+
+
+def _open(graph: Graph, probes: Iterable[TensorProbe], runtime: str, options: SessionOptions) -> Session:
+    """Open a session that fetches all compared tensors."""
+    edges = list(dict.fromkeys(edge for probe in probes for edge in probe.edges))
+    observed = graph.with_endpoints(None, edges)
+    if graph.dialect != onnx.DIALECT:
+        observed = copy_shared_summands(observed)
+    return open_session(observed, observing_runtime(graph.dialect) if runtime == AUTO else runtime, options)
+
+
+def _fetch(session: Session, graph: Graph, feeds: Mapping[str, Array]) -> dict[Edge, Array]:
+    """Run a session and return its outputs by edge."""
+    is_onnx = graph.dialect == onnx.DIALECT
+    return {
+        onnx.edge_of(graph, name) if is_onnx else Edge.parse(name): values
+        for name, values in session.run(feeds).items()
+    }
