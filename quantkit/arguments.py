@@ -70,7 +70,8 @@ def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
     >>> keywords_of(without_none), keywords_of(parse_percentage)
     ((), ('value', 'name'))
     """
-    function = unwrap(function.__init__ if isinstance(function, type) else function)
+    constructed: Any = function
+    function = unwrap(constructed.__init__ if isinstance(function, type) else function)
     code = function.__code__
     count = code.co_argcount + code.co_kwonlyargcount
     keywords = code.co_varnames[code.co_posonlyargcount : count]

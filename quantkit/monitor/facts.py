@@ -173,10 +173,7 @@ def gather_facts(
         steps = (value(after) - value(before) for before, after in pairwise(samples))
         return sum(step for step in steps if step > 0) / seconds
 
-    cores_before, cores_after = first.system.cores, last.system.cores
-    deltas = list(zip(cores_before, cores_after, strict=False))
-    total = sum(after.total - before.total for before, after in deltas) or 1.0
-    idle = sum(after.idle + after.iowait - before.idle - before.iowait for before, after in deltas)
+    host_cpu, iowait = _host_use(first, last)
     memory = last.system.memory_used + last.system.memory_available
     has_queue = any(thread.queued is not None for thread in last.threads or first.threads)
     return JobFacts(
@@ -184,8 +181,8 @@ def gather_facts(
         cores=cores,
         cpu=used,
         system=kernel / (used * seconds) if used else 0.0,
-        host_cpu=len(deltas) * (1 - idle / total),
-        iowait=sum(after.iowait - before.iowait for before, after in deltas) / total,
+        host_cpu=host_cpu,
+        iowait=iowait,
         activities=_fractions({**activities, RUNNING: activities[RUNNING] * obtained})
         if RUNNING in activities
         else activities,
@@ -204,6 +201,14 @@ def gather_facts(
         gpu=_gpu_facts(samples) if uses_gpu else None,
         counters=counters,
     )
+
+
+def _host_use(first: JobSample, last: JobSample) -> tuple[float, float]:
+    """Return the number of cores that all processes used, and the fraction of the time that they waited for a disk."""
+    cores = list(zip(first.system.cores, last.system.cores, strict=False))
+    total = sum(after.total - before.total for before, after in cores) or 1.0
+    idle = sum(after.idle + after.iowait - before.idle - before.iowait for before, after in cores)
+    return len(cores) * (1 - idle / total), sum(after.iowait - before.iowait for before, after in cores) / total
 
 
 def _obtained_fraction(used: float, queued: float, cores: float, running: float) -> float:
@@ -286,6 +291,25 @@ def _driver(calls: Sequence[Calls]) -> Calls | None:
     return max(calls, key=lambda each: (each.count(calls_of_job.COMPUTE), -each.pid), default=None)
 
 
+def _worker_calls(driver: Calls, calls: Sequence[Calls]) -> tuple[Counter[Purpose], float]:
+    """Return the running calls of all threads but the main one of the driver, and the fraction that a lock blocks.
+
+    Idle calls and the start of a process do not count.
+    """
+    workers: Counter[Purpose] = Counter()
+    locked = total = 0
+    for process in calls:
+        for purpose, count in [*process.others.items(), *(process.main.items() if process is not driver else ())]:
+            if purpose.kind == calls_of_job.STARTUP or purpose.cause in ("queue", "child process"):
+                continue
+            total += count
+            if purpose.cause == "lock":
+                locked += count
+            else:
+                workers[purpose] += count
+    return workers, locked / total if total else 0.0
+
+
 def _call_facts(driver: Calls | None, calls: Sequence[Calls], obtained: float) -> CallFacts | None:
     """Return the fractions of the main thread; where it depends on other threads, their calls replace its own.
 
@@ -299,17 +323,7 @@ def _call_facts(driver: Calls | None, calls: Sequence[Calls], obtained: float) -
     main = {purpose: count for purpose, count in driver.main.items() if purpose.kind != calls_of_job.STARTUP}
     if not main:
         return None
-    workers: Counter[Purpose] = Counter()
-    locked = total = 0
-    for process in calls:
-        for purpose, count in [*process.others.items(), *(process.main.items() if process is not driver else ())]:
-            if purpose.kind == calls_of_job.STARTUP or purpose.cause in ("queue", "child process"):
-                continue
-            total += count
-            if purpose.cause == "lock":
-                locked += count
-            else:
-                workers[purpose] += count
+    workers, locked = _worker_calls(driver, calls)
     resolved = _resolve(main, workers)
     effective = {purpose: count * (1.0 if purpose.cause else obtained) for purpose, count in resolved.items()}
     count_main = sum(main.values())
@@ -333,7 +347,7 @@ def _call_facts(driver: Calls | None, calls: Sequence[Calls], obtained: float) -
         waiting_causes=causes(calls_of_job.WAITING),
         labels=_labels(effective),
         is_overlapped=any(purpose.kind == calls_of_job.INPUT for purpose in workers),
-        locked=locked / total if total else 0.0,
+        locked=locked,
         parallel=sum(workers.values()) / count_main,
         samples=count_main,
     )
