@@ -57,6 +57,17 @@ TENSORFLOW_TOOLS = {
 }
 ALL = COMMANDS | TENSORFLOW_TOOLS
 DESCRIPTION = "Rewrite trained networks, quantize them to int8, and verify accuracy and speed."
+OVERVIEW = """usage: quantkit COMMAND ...
+
+{}
+
+commands:
+{}
+
+TensorFlow tools, with their original flags:
+{}
+
+quantkit help COMMAND explains a command; quantkit --version prints the version."""
 # Flags of the first release, with their present names.
 RENAMED_FLAGS = {"--half-range": "--reduce-range", "--pixels": "--uint8-input"}
 
@@ -70,7 +81,9 @@ class Parser(ArgumentParser):
         """Parse a command line; for an unknown flag, the hint is about the flags of the given subcommand."""
         values, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            _leaf(self, values).error(f"unrecognized arguments: {' '.join(unknown)}")
+            leaves = {leaf.prog: leaf for leaf in _leaves(self)}
+            leaf = leaves.get(f"{self.prog} {getattr(values, 'action', '')}", self)
+            leaf.error(f"unrecognized arguments: {' '.join(unknown)}")
         return values
 
     def error(self, message: str) -> NoReturn:
@@ -240,15 +253,6 @@ def _leaves(parser: ArgumentParser) -> list[ArgumentParser]:
     return [parser]
 
 
-def _leaf(parser: ArgumentParser, values: Namespace) -> ArgumentParser:
-    """Return the parser of the subcommand in parsed values; of a command without subcommands, its own."""
-    for action in parser._actions:
-        if isinstance(action.choices, dict):
-            leaf: ArgumentParser = action.choices[getattr(values, action.dest)]
-            return leaf
-    return parser
-
-
 def _kebab(arguments: list[str], parser: ArgumentParser) -> list[str]:
     """Rewrite known snake_case flags in kebab case: ``--in_graph=G`` to ``--in-graph=G``."""
     own = _before_separator(arguments)
@@ -266,20 +270,7 @@ def _kebab(arguments: list[str], parser: ArgumentParser) -> list[str]:
 def _overview() -> str:
     width = max(map(len, ALL))
     commands, tools = (
-        [f"  {name:<{width}}  {summary}" for name, summary in group.items()] for group in (COMMANDS, TENSORFLOW_TOOLS)
+        "\n".join(f"  {name:<{width}}  {summary}" for name, summary in group.items())
+        for group in (COMMANDS, TENSORFLOW_TOOLS)
     )
-    return "\n".join(
-        [
-            "usage: quantkit COMMAND ...",
-            "",
-            DESCRIPTION,
-            "",
-            "commands:",
-            *commands,
-            "",
-            "TensorFlow tools, with their original flags:",
-            *tools,
-            "",
-            "quantkit help COMMAND explains a command; quantkit --version prints the version.",
-        ]
-    )
+    return OVERVIEW.format(DESCRIPTION, commands, tools)

@@ -10,7 +10,7 @@ from quantkit.arguments import without_none
 from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, benchmark, profile_layers
 from quantkit.benchmark.report_page import save_page, save_page_with_layers
 from quantkit.errors import UsageError
-from quantkit.formats import check_distinct, check_target
+from quantkit.formats import check_outputs
 
 from ._app import INTERRUPTED
 from ._arguments import (
@@ -51,6 +51,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
     )
+    _add_inputs(parser)
+    _add_process(parser)
+    _add_samples(parser)
+    _add_search(parser)
+    _add_outputs(parser)
+    add_model_flags(parser)
+
+
+def _add_inputs(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--streams", type=parse_positive, help="number of calls at the same time, to measure the throughput"
     )
@@ -60,6 +69,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--end-to-end", action="store_true", help="also decode, resize and normalize the images of --data in each call"
     )
+
+
+def _add_process(parser: ArgumentParser) -> None:
     add_threads(parser)
     parser.add_argument(
         "--precision",
@@ -86,6 +98,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kmp-blocktime", help="set KMP_BLOCKTIME: milliseconds that idle OpenMP threads spin")
     parser.add_argument("--kmp-settings", help="set KMP_SETTINGS: with 1, OpenMP prints its settings")
     parser.add_argument("--omp-num-threads", help="set OMP_NUM_THREADS for the processes")
+
+
+def _add_samples(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--runs", type=parse_positive, help="samples of each model (default: 6 to 200 in each of its processes)"
     )
@@ -107,6 +122,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--time-budget", type=parse_seconds, default=600.0, help="total time limit, for example 90s (default: 10m)"
     )
+
+
+def _add_search(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--sweep", action="store_true", help="search for the fastest settings of each model within --time-budget"
     )
@@ -117,6 +135,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="measure the time by layer of the first model instead of the latency"
     )
+
+
+def _add_outputs(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--html",
         type=Path,
@@ -128,7 +149,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--baseline", type=Path, metavar="FILE.json", help="compare with a benchmark of --save on this machine"
     )
     parser.add_argument("--fail-below", type=parse_ratio, metavar="RATIO", help="exit 1 if a speed-up is below this")
-    add_model_flags(parser)
 
 
 def run(args: Namespace) -> int:
@@ -141,12 +161,9 @@ def run(args: Namespace) -> int:
 
 def _check_flags(args: Namespace) -> None:
     outputs = {"--save": args.save, "--html": args.html, "--resume": args.resume}
-    for path in outputs.values():
-        if path is not None:
-            check_target(path)
     paths = [path for model in args.models for path in (model, model.rpartition("@")[0])]
     inputs = {"--baseline": args.baseline, "--data": args.data}
-    check_distinct(outputs, inputs | {f"the model {path}": path for path in paths if path})
+    check_outputs(outputs, inputs | {f"the model {path}": path for path in paths if path})
     if args.fail_below is not None and len(args.models) == 1 and args.baseline is None:
         hint = "name the reference model first, or pass --baseline"
         raise UsageError("--fail-below needs two models, and one is named", hint=hint)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quantkit.formats import check_distinct, check_target
+from quantkit.formats import check_outputs
 from quantkit.monitor import monitor
 
 from ._app import INTERRUPTED
@@ -51,10 +51,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Monitor the job, print and save the report, and return the exit code of the command."""
     if args.html is not None:
-        check_target(args.html)
         pipeline = (args.pipeline or "").rpartition(":")[0]
         inputs = {"--pipeline": pipeline} | {f"the command's {path}": path for path in args.command}
-        check_distinct({"--html": args.html}, {name: path for name, path in inputs.items() if path})
+        check_outputs({"--html": args.html}, {name: path for name, path in inputs.items() if path})
     with _live_view(args) as (on_snapshot, on_output):
         result = monitor(
             **options_of(monitor, args), on_snapshot=on_snapshot, on_output=on_output if args.command else None

@@ -15,13 +15,14 @@ from quantkit.formats.files import (
     write_whole,
 )
 from quantkit.formats.kinds import KINDS, SUFFIXES, kind_of, model_path
-from quantkit.formats.paths import check_distinct
+from quantkit.formats.paths import check_distinct, check_outputs
 
 __all__ = [
     "KINDS",
     "SUFFIXES",
     "check_distinct",
     "check_folder",
+    "check_outputs",
     "check_target",
     "decode",
     "infer_endpoints",

@@ -7,6 +7,7 @@ from typing import Any
 
 from quantkit.arguments import expand_user
 from quantkit.errors import UsageError
+from quantkit.formats.files import check_target
 
 
 def check_distinct(outputs: Mapping[str, Any], inputs: Mapping[str, Any] = {}) -> None:
@@ -38,6 +39,19 @@ def check_distinct(outputs: Mapping[str, Any], inputs: Mapping[str, Any] = {}) -
                 raise UsageError(
                     f"{name} would overwrite {path}, a file of {input_name}", hint=f"name another file for {name}"
                 )
+
+
+def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Any] = {}) -> None:
+    """Check before any work that every output can be written, and `check_distinct`.
+
+    Raises:
+        UsageError: a folder does not exist, a path is a folder, or two paths are the same file.
+        InputError: no write permission.
+    """
+    for path in outputs.values():
+        if path is not None:
+            check_target(expand_user(path))
+    check_distinct(outputs, inputs)
 
 
 def _is_same(path: Path, other: Path) -> bool:
