@@ -32,7 +32,7 @@ from quantkit.data import (
     as_dataset,
 )
 from quantkit.errors import UnavailableError, UsageError
-from quantkit.evaluation.comparison_run import Comparison
+from quantkit.evaluation.comparison_run import ComparisonRun
 from quantkit.evaluation.comparison_samples import ComparisonSamples, DatasetSamples, RandomSamples
 from quantkit.evaluation.layer_comparison import FLOOR, LayerComparison
 from quantkit.ir.difference import EQUAL, differences
@@ -219,7 +219,7 @@ def compare(
     else:
         default_limit = MAX_IMAGES if isinstance(data, str | PathLike) else None
         samples = DatasetSamples(as_dataset(data, limit or default_limit), models, preprocessing, on_message)
-    comparison = Comparison((first_name, second_name), (first_graph, second_graph), samples, floor)
+    comparison = ComparisonRun((first_name, second_name), (first_graph, second_graph), samples, floor)
     result = comparison.run(runtime_names, options, on_progress)
     result.check(min_sqnr=min_sqnr)
     return result

@@ -23,7 +23,7 @@ from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonRun:
     """Two versions of a model with the samples that both run on.
 
     Attributes:
