@@ -1,18 +1,17 @@
 """TensorFlow Model Optimization (TF-MOT), which trains the models of tf-keras."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from quantkit.errors import QuantkitError, UsageError
+from quantkit.model.importers.keras2 import import_tfmot
 from quantkit.progress import OnMessage
 from quantkit.quantization.scheme import Scheme
 from quantkit.runtimes.availability import find_package, require
 from quantkit.runtimes.tensorflow_library import describe_error, import_tensorflow, suppress_log
 from quantkit.training.schedule import PruningSchedule
 
-_LEGACY = "TF_USE_LEGACY_KERAS"
 # Classes of wrapped layers.
 _QUANTIZED, _PRUNED, _CLUSTERED = {"QuantizeWrapperV2", "QuantizeLayer"}, {"PruneLowMagnitude"}, {"ClusterWeights"}
 
@@ -31,14 +30,9 @@ def import_tf_mot() -> Any:
             extra="training",
         )
     )
-    legacy = os.environ.get(_LEGACY)
     with suppress_log():
-        # TensorFlow selects its Keras here, before the import below sets the variable.
-        str(import_tensorflow().keras.__version__)
-        import tensorflow_model_optimization
-    if legacy is None:
-        os.environ.pop(_LEGACY, None)
-    return tensorflow_model_optimization
+        import_tensorflow()
+        return import_tfmot("the training of models of tf-keras")
 
 
 def quantize_legacy(model: Any, scheme: Scheme, on_message: OnMessage) -> Any:
