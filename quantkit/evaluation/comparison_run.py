@@ -48,7 +48,7 @@ class ComparisonRun:
 
         Raises:
             GraphError: the graphs have no tensor in common.
-            UsageError: the samples do not fit an input, or there is none.
+            UsageError: the samples do not fit an input, or the dataset is empty.
             EvaluationInterrupted: Ctrl-C, with the comparison of the samples so far.
         """
         tensors = (GraphTensors(self.graphs[0]), GraphTensors(self.graphs[1]))
