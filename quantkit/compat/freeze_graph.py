@@ -19,9 +19,7 @@ from quantkit.ir.graph import Graph
 from quantkit.model import as_model
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.recipes import rewrite
-from quantkit.runtimes.availability import require
 from quantkit.runtimes.tensorflow_library import (
-    available,
     import_tensorflow,
     suppress_log,
     translate_error,
@@ -135,7 +133,6 @@ def _needs_tensorflow(flags: Mapping[str, Any]) -> bool:
 
 def _run_tensorflow_tool(flags: Mapping[str, Any]) -> bytes:
     """Return the serialized GraphDef of TensorFlow's own tool."""
-    require(available())
     tf = import_tensorflow()
     file_flags = ("input_graph", "input_meta_graph", "input_saver")
     files = {name: Path(flags[name]) for name in file_flags if flags.get(name)}

@@ -13,7 +13,7 @@ from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableEr
 from quantkit.formats import graphdef
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.tensorflow.signatures import op_names
-from quantkit.runtimes.availability import Availability, find_package
+from quantkit.runtimes.availability import Availability, find_package, require
 from quantkit.zoo.cache import cache_folder
 
 # Colors of Keras' messages, and its message about an error inside a layer.
@@ -32,7 +32,11 @@ def import_tensorflow() -> Any:
     """Import the package; its log is suppressed unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
 
     Keras, a part of it, writes its configuration into the home folder unless a file is there: it gets the cache.
+
+    Raises:
+        UnavailableError: TensorFlow is not installed.
     """
+    require(available())
     with suppress_log():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         if not os.path.exists(os.path.expanduser("~/.keras/keras.json")):

@@ -8,10 +8,8 @@ from typing import Any, Self
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
-from quantkit.runtimes.availability import require
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow_library import (
-    available,
     describe_error,
     find_tensor,
     import_graph,
@@ -53,7 +51,6 @@ class TracedSession:
     """
 
     def __init__(self, graph: Graph, options: SessionOptions = SessionOptions()) -> None:
-        require(available())
         tf = import_tensorflow()
         self._tf = tf
         self._ops = {node.name: node.op for node in graph.nodes.values()}

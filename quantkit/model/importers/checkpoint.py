@@ -22,8 +22,7 @@ from quantkit.errors import InputError, did_you_mean
 from quantkit.formats.kinds import shards
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Tensor
-from quantkit.runtimes.availability import require
-from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
+from quantkit.runtimes.tensorflow_library import import_tensorflow, suppress_log, translate_read_errors
 
 # Default name of the node that restores all variables.
 RESTORE = "save/restore_all"
@@ -68,7 +67,6 @@ class Checkpoint:
             InputError: the checkpoint does not exist, or is broken.
             UnavailableError: TensorFlow is not installed.
         """
-        require(available())
         tf, path = import_tensorflow(), expand_user(prefix)
         files = f"{path}-?????-of-?????" if shards(path) else str(path)
         with _reading(prefix), suppress_log():
