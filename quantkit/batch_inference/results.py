@@ -104,7 +104,7 @@ def _encode_numpy(rows: Sequence[Row]) -> bytes:
     }
     if accepted and "outputs" in accepted[0]:
         arrays |= {f"{_OUTPUT}{name}": _stack(accepted, name) for name in accepted[0]["outputs"]}
-    else:
+    elif "outputs" not in rows[0]:
         arrays["label"] = np.array([row["label"] or "" for row in accepted], "U")
         arrays["score"] = np.array([np.nan if row["score"] is None else row["score"] for row in accepted], np.float64)
         arrays["index"] = np.array([-1 if row["index"] is None else row["index"] for row in accepted], np.int64)
@@ -150,11 +150,11 @@ def _encode_parquet(rows: Sequence[Row]) -> bytes:
 
     text, number, integer = pyarrow.string(), pyarrow.float64(), pyarrow.int64()
     columns = {"file": (text, [row["file"] for row in rows])}
-    outputs = next((row["outputs"] for row in rows if row.get("outputs")), None)
-    if outputs is None:
+    outputs = next((row["outputs"] for row in rows if row.get("outputs")), {})
+    if "outputs" not in rows[0]:
         for key, kind in (("label", text), ("score", number), ("index", integer)):
             columns[key] = (kind, [row[key] for row in rows])
-    for name, example in (outputs or {}).items():
+    for name, example in outputs.items():
         values = [row["outputs"][name] if row["outputs"] else None for row in rows]
         kind = pyarrow.list_(pyarrow.from_numpy_dtype(example.dtype))
         columns[name] = (kind, [None if value is None else value.ravel() for value in values])
@@ -180,7 +180,7 @@ def _decode_parquet_row(row: Row) -> Row:
     message = row.pop("error")
     error = {} if message is None else {"error": message}
     shapes = {name.removesuffix("/shape"): row.pop(name) for name in list(row) if name.endswith("/shape")}
-    if not shapes:
+    if "label" in row:
         return row | error
     values = {name: row.pop(name) for name in shapes}
     outputs = None if error else {name: np.reshape(values[name], shape) for name, shape in shapes.items()}

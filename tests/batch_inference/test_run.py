@@ -147,6 +147,21 @@ def test_formats_hold_the_same_rows(
     assert count == 19
 
 
+@pytest.mark.parametrize("format", ["jsonl", "parquet", "npz"])
+@pytest.mark.parametrize("rows", ["classes", "tensors"])
+def test_shard_without_an_accepted_sample(
+    format: str, rows: str, images: Path, tmp_path: Path, use_inline: Callable[..., InlineCluster]
+) -> None:
+    if format == "parquet":
+        pytest.importorskip("pyarrow", reason="pip install 'quantkit[distributed]'")
+    use_inline()
+    files = [images / "03.png", images / "13.png"]
+    result = qk.run("digits", files, tmp_path / "out", runtime="reference", format=format, rows=rows, shard_size=1)
+    by_name = {Path(row["file"]).name: row for row in result.rows()}
+    assert ("error" in by_name["03.png"], "error" in by_name["13.png"]) == (False, True)
+    assert list(result.rejected) == [str(images / "13.png")]
+
+
 def test_missing_shards_are_run_again(images: Path, tmp_path: Path, use_inline: Callable[..., InlineCluster]) -> None:
     use_inline()
     run(images, tmp_path / "out")
