@@ -148,7 +148,7 @@ class _Optimizer:
             step if step.name in remaining else step.undone("the cache before the batches is faster") for step in steps
         ]
         for name in _AFTER_CACHE:
-            if self._epoch and name not in self._applied and perf_counter() < end:
+            if self._epoch and name not in self._applied and (name in _NEUTRAL or perf_counter() < end):
                 self._on_progress(Progress("optimizing", len(names), len(names), f"{name} with the cache"))
                 steps.append(self._run_step(name))
         applied = [step for step in steps if step.applied]

@@ -34,7 +34,7 @@ from generated_pipelines import make_pipeline
 
 tf = import_tensorflow()
 # Rounds of the hand sweep, and of the comparison with its best variant.
-SWEEP_ROUNDS, ROUNDS = 2, 6
+SWEEP_ROUNDS, ROUNDS = 2, 5
 AUTOTUNE = tf.data.AUTOTUNE
 # Variant of the hand sweep: number of parallel calls, prefetch, cache.
 VARIANTS: list[tuple[int | None, bool, bool]] = [

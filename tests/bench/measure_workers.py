@@ -62,8 +62,10 @@ HERE = Path(__file__).parent
 BATCH = 8
 SHARD_SIZE = 40
 # Images of the comparison of a worker with a plain loop, and of the loops that measure the limit of the machine.
-OVERHEAD_SAMPLES, LIMIT_SAMPLES = 400, 280
+OVERHEAD_SAMPLES, LIMIT_SAMPLES = 560, 280
 EVALUATIONS = 4
+# Seconds after which a plain loop that sends no rate is an error.
+LOOP_TIMEOUT = 600
 CLUSTERS = ("local", "ray")
 
 
@@ -217,7 +219,7 @@ def measure_plain_loops(model: str, data: Path, active: Sequence[int]) -> float:
     loops = [context.Process(target=run_plain_loop, args=(model, str(data), core, barrier, rates)) for core in active]
     for loop in loops:
         loop.start()
-    total = sum(rates.get() for _ in loops)
+    total = sum(rates.get(timeout=LOOP_TIMEOUT) for _ in loops)
     for loop in loops:
         loop.join()
     return float(total)
