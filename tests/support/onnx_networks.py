@@ -382,9 +382,9 @@ class Recurrent:
     output: str
 
     def calibration(self, run: Run) -> list[Feeds]:
-        """Return every third frame of the first half."""
+        """Return the first half of the frames, one after the other."""
         feeds = [feeds for feeds, _ in follow(run, self.frames(), self.states, self.shapes)]
-        return feeds[: len(feeds) // 2 : 3]
+        return feeds[: len(feeds) // 2]
 
     def sqnr(self, run: Run) -> float:
         """Return the signal-to-noise ratio of the outputs of the second half in dB, with the states of each network."""

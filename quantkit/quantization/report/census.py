@@ -96,10 +96,8 @@ def census(
     """
     target = find_target(plan.scheme.target)
     reasons = {**plan.float_fallbacks, **target.float_reasons(graph, plan, ranges)}
-    shapes = infer_shapes(_with_known_sizes(graph, samples))
     names = (*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks)
-    count = onnx.count_macs if graph.dialect == DIALECT else count_macs
-    macs = {name: count(graph[name], shapes) for name in names}
+    macs = count_node_macs(graph, names, samples)
     num_quantized = Counter(graph[name].op for name in names if name not in reasons)
     num_float = Counter(graph[name].op for name in names if name in reasons)
     ops = sorted({*num_quantized, *num_float}, key=lambda op: (-num_quantized[op] - num_float[op], op))
@@ -113,6 +111,21 @@ def census(
         sum(pattern.layer not in reasons for pattern in plan.patterns),
         Counter(graph[name].op for name, count in macs.items() if count is None),
     )
+
+
+def count_node_macs(
+    graph: Graph, names: Iterable[str], samples: Mapping[str, tuple[int, ...]] = NO_SIZES
+) -> dict[str, int | None]:
+    """Return the MACs of nodes for one example, by name; None if a shape is unknown.
+
+    Args:
+        graph: graph of either dialect.
+        names: names of nodes.
+        samples: as for `census`.
+    """
+    shapes = infer_shapes(_with_known_sizes(graph, samples))
+    count = onnx.count_macs if graph.dialect == DIALECT else count_macs
+    return {name: count(graph[name], shapes) for name in names}
 
 
 def executed_int8_fractions(

@@ -9,7 +9,13 @@ from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.lossy_layers import exclude_lossy_layers, exclude_noisy_layers, exclude_products
+from quantkit.quantization.workflow.lossy_layers import (
+    exclude_drifting_layers,
+    exclude_last_layers,
+    exclude_lossy_layers,
+    exclude_noisy_layers,
+    exclude_products,
+)
 from quantkit.quantization.workflow.observer_choice import choose_bias_correction, choose_observer, choose_scales
 from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
@@ -20,10 +26,12 @@ from quantkit.quantization.workflow.trials import Trials
 CHOICES = (
     exclude_lossy_layers,
     choose_observer,
+    exclude_last_layers,
     exclude_products,
     choose_scales,
     choose_bias_correction,
     exclude_noisy_layers,
+    exclude_drifting_layers,
 )
 
 

@@ -22,6 +22,7 @@ from quantkit.ir.tensor import Array
 from quantkit.quantization.fallback import Loss
 from quantkit.quantization.ranges import UNKNOWN
 from quantkit.quantization.workflow.labeled_feeds import Feeds, LabeledFeeds
+from quantkit.quantization.workflow.states import StateLoop, find_states
 from quantkit.runtimes.session import Session
 
 # Memory for feeds that run again in the quantized model; later samples are prepared a second time.
@@ -162,19 +163,33 @@ class FloatReference:
             is_classifier=self.has_class_scores,
         )
 
+    @cached_property
+    def states(self) -> dict[str, str]:
+        """Output of each state of a recurrent model, by the name of its input, if the samples are a sequence."""
+        return find_states(self.feeds, self.outputs) if self.rows == 1 and not self.has_class_scores else {}
+
     def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
-        """Run another model on the same samples; return its distance from the float model."""
-        counter, sqnr = ClassificationCounter(), OutputSqnrCounter(self.task)
+        """Run another model on the same samples; return its distance from the float model.
+
+        In a sequence, the other model runs with its own states, which are not compared.
+        """
+        counter, sqnr, loop = ClassificationCounter(), OutputSqnrCounter(self.task), StateLoop(self.states)
         for feeds, expected, classes in self.replay():
-            outputs = session.run(feeds)
+            outputs = session.run(loop.feeds(feeds))
             # Outputs have the same order, and usually the same names.
             renamed = {name: outputs.get(name, array) for name, array in zip(expected, outputs.values(), strict=True)}
+            loop.add(expected, renamed)
             rows = rows_of(renamed, self.rows, len(classes))
             if self.has_class_scores:
                 counter.add(_flatten(rows), classes, _flatten(expected))
             else:
-                sqnr.add(expected, rows, rows_of(feeds, self.rows, len(classes)))
+                sqnr.add(self._without_states(expected), rows, rows_of(feeds, self.rows, len(classes)))
         return counter.metrics if self.has_class_scores else sqnr.result
+
+    def _without_states(self, outputs: Feeds) -> Feeds:
+        """Return the outputs that are not states; all if there are no others."""
+        names = set(self.states.values())
+        return {name: array for name, array in outputs.items() if name not in names} or outputs
 
     def loss(self, comparison: ClassificationMetrics | OutputSqnr) -> Loss:
         """Return the loss of a comparison.

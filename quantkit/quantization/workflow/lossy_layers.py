@@ -1,8 +1,10 @@
 """Float fallbacks for layers that lose precision, if the outputs are then nearer to the float model."""
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 
 from quantkit.formats import onnx
+from quantkit.quantization.census import count_node_macs
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
@@ -14,10 +16,15 @@ MAX_LAYERS = 0.25
 MIN_LAYERS = 2
 # Largest fraction of the loss that may remain with layers in float.
 GAIN = 0.75
-# The same for products of two activations, whose float kernels need no quantization of their inputs.
+# The same for layers that cost little in float: products of two activations, and small last layers.
 PRODUCT_GAIN = 0.9
 # Number of layers, those with the noisiest inputs, that are tried one after the other.
 NUM_NOISY_LAYERS = 4
+# Largest fraction of the MACs of the last layers that may become float.
+MAX_LAST_MACS = 0.02
+# Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
+DRIFT_ERROR = 0.025
+DRIFT_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 
 
 def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -37,6 +44,34 @@ def exclude_products(conversion: Conversion, trials: Trials, options: Options) -
     return _try_float(conversion, dict.fromkeys(products, reason), PRODUCT_GAIN, trials, options)
 
 
+def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion of an ONNX graph without the last layers if they are small and the loss is reduced.
+
+    Their int8 outputs would be the outputs of the model, whose rounding no later layer averages.
+    """
+    layers = _find_last_layers(conversion)
+    if conversion.graph.dialect != onnx.DIALECT or not layers or trials.is_good(conversion):
+        return conversion
+    samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
+    macs = count_node_macs(conversion.graph, (pattern.layer for pattern in conversion.plan.patterns), samples)
+    total, part = (sum(macs[name] or 0 for name in names) for names in (macs, layers))
+    if part > MAX_LAST_MACS * total:
+        return conversion
+    reason = "rounding of the last layers is rounding of the outputs"
+    return _try_float(conversion, dict.fromkeys(layers, reason), PRODUCT_GAIN, trials, options)
+
+
+def _find_last_layers(conversion: Conversion) -> list[str]:
+    """Return the int8 layers without an int8 layer after them."""
+    layers = {pattern.layer for pattern in conversion.plan.patterns}
+    graph = conversion.graph
+    inner: set[str] = set()
+    for name in reversed(graph.order):
+        if any(use.node.name in layers or use.node.name in inner for use in graph.node_uses.get(name, ())):
+            inner.add(name)
+    return sorted(layers - inner)
+
+
 def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion of an ONNX graph without the layers whose quantized inputs cause most of the loss.
 
@@ -50,21 +85,45 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
     for layer, sqnr in list(_noisiest_layers(conversion))[:NUM_NOISY_LAYERS]:
         if num_float + 1 > max_layers or trials.is_good(conversion):
             break
-        reasons = {layer: f"the int8 input has an SQNR of {sqnr:.0f} dB"}
+        reasons = {layer: f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB"}
         alternative = _try_float(conversion, reasons, GAIN, trials, options)
         num_float += alternative is not conversion
         conversion = alternative
     return conversion
 
 
+def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion of a recurrent ONNX graph with float layers until its states do not drift.
+
+    The layers with the noisiest inputs become float first.
+    """
+    if conversion.graph.dialect != onnx.DIALECT or not trials.samples.states:
+        return conversion
+    layers = [layer for layer, _ in _noisiest_layers(conversion)]
+    for fraction in DRIFT_FRACTIONS:
+        if trials.error(conversion) <= DRIFT_ERROR:
+            break
+        reason = "errors of its int8 form accumulate in the states of the model"
+        noisiest = layers[: ceil(fraction * len(layers))]
+        reasons = {layer: reason for layer in noisiest if layer in conversion.plan.pattern_of}
+        conversion = _try_float(conversion, reasons, PRODUCT_GAIN, trials, options)
+    return conversion
+
+
 def _noisiest_layers(conversion: Conversion) -> Iterator[tuple[str, float]]:
-    """Yield layers and the SQNR of their noisiest input, the noisiest first."""
-    sqnr = conversion.ranges.sqnr
-    layers = {
-        pattern.layer: min(sqnr[edge] for edge in pattern.inputs if edge in sqnr)
-        for pattern in conversion.plan.patterns
-        if any(edge in sqnr for edge in pattern.inputs)
-    }
+    """Yield layers and the SQNR of their noisiest int8 tensor, the noisiest first.
+
+    An output is noise of a layer itself if only its kernel needs it in int8.
+    """
+    plan, sqnr = conversion.plan, conversion.ranges.sqnr
+    consumed = {edge for pattern in plan.patterns for edge in pattern.inputs}
+    consumed |= {edge for name in plan.pass_through for edge in conversion.graph[name].inputs}
+    layers: dict[str, float] = {}
+    for pattern in plan.patterns:
+        edges = (*pattern.inputs, *({pattern.output} - consumed))
+        ratios = [sqnr[edge] for edge in edges if edge in sqnr]
+        if ratios:
+            layers[pattern.layer] = min(ratios)
     yield from sorted(layers.items(), key=lambda item: item[1])
 
 

@@ -16,10 +16,12 @@ from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import find_runtime
 
-# Number of runs of a trial.
-NUM_RUNS = 16
+# Number of runs of a trial; the errors of a recurrent model accumulate over many runs.
+NUM_RUNS, NUM_STEPS = 16, 160
 # Fidelity that needs no alternative: KL divergence of classifiers, error of other outputs.
 GOOD_KL, GOOD_ERROR = 0.01, 0.025
+# The same for recurrent models, whose errors accumulate over more runs than a trial has.
+GOOD_STATE_ERROR = 0.015
 
 
 class Trials:
@@ -35,7 +37,7 @@ class Trials:
         is_stated = options.scheme is not None or options.plan is not None
         self.is_possible = not is_stated and bool(reference.feeds) and not reference.is_never_finite
         self.reference = reference
-        self.samples = reference.first_runs(NUM_RUNS)
+        self.samples = reference.first_runs(NUM_STEPS if reference.states else NUM_RUNS)
         self._options = options
         self._best: tuple[Conversion, AccuracyReport] | None = None
 
@@ -44,7 +46,13 @@ class Trials:
         loss = self._loss(conversion)
         if loss is None:
             return True  # the accuracy of the result has the reason
-        return (loss.drop == 0 and loss.kl_divergence <= GOOD_KL) or loss.drop == loss.kl_divergence <= GOOD_ERROR
+        good_error = GOOD_STATE_ERROR if self.samples.states else GOOD_ERROR
+        return (loss.drop == 0 and loss.kl_divergence <= GOOD_KL) or loss.drop == loss.kl_divergence <= good_error
+
+    def error(self, conversion: Conversion) -> float:
+        """Return the error of the outputs of a conversion; 0 if it cannot be measured."""
+        loss = self._loss(conversion)
+        return 0.0 if loss is None else loss.drop
 
     def is_better(self, alternative: Conversion, conversion: Conversion, gain: float) -> bool:
         """Return whether the loss of an alternative is at most a fraction ``gain`` of that of a conversion."""

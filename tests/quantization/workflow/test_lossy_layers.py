@@ -12,7 +12,8 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Range, Scheme, annotate
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.workflow import trials
+from quantkit.quantization.workflow import calibrated_model, trials
+from quantkit.quantization.workflow.lossy_layers import exclude_last_layers
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
@@ -124,3 +125,31 @@ def test_products_of_two_activations_stay_float_if_that_is_nearer(monkeypatch: p
     result = qk.quantize(graph, samples, runs=0)
     assert {"s", "y"} <= set(result.plan.scheme.keep_float)
     assert "a product of two activations" in result.plan.float_fallbacks["s"]
+
+
+def test_small_last_layers_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "GOOD_ERROR", 0.0)
+    monkeypatch.setattr(calibrated_model, "CHOICES", (exclude_last_layers,))
+    random = np.random.default_rng(2)
+    shapes = {"first": (16, 4, 3, 3), "second": (16, 16, 3, 3), "last": (1, 16, 1, 1)}
+    weights = [numpy_helper.from_array(random.normal(0, 0.2, shapes[name]).astype(np.float32), name) for name in shapes]
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "second"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["d"]),
+        helper.make_node("Conv", ["d", "last"], ["y"]),
+    ]
+    infos = [helper.make_tensor_value_info(*info) for info in (("x", 1, (1, 4, 12, 12)), ("y", 1, (1, 1, 12, 12)))]
+    model = helper.make_model(
+        helper.make_graph(nodes, "network", infos[:1], infos[1:], weights),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    graph = onnx_format.decode(model.SerializeToString())
+    # A few samples are much larger than the others, so that the scale of the output is coarse for these.
+    samples = [sample * (10 if number == 0 else 1) for number, sample in enumerate(SAMPLES)]
+    result = qk.quantize(graph, samples, runs=0)
+    assert "y" in result.plan.scheme.keep_float
+    assert "rounding of the outputs" in result.plan.float_fallbacks["y"]
+    assert {pattern.layer for pattern in result.plan.patterns} == {"a", "c"}
