@@ -91,6 +91,15 @@ class Target(ABC):
         """
         return graph
 
+    def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
+        """Return the nodes that a runtime computes faster in float than in int8, with the reason.
+
+        Args:
+            graph: float graph of `prepare`.
+            runtime: name of the runtime; ``auto`` for the form that serves all `runtimes`, which has none.
+        """
+        return {}
+
     @abstractmethod
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         """Return the quantized graph, in the target's dialect.

@@ -11,6 +11,7 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
+from quantkit.quantization.targets.onnx.first_layers import find_first_layers
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 
@@ -32,6 +33,10 @@ class OnnxTarget(Target):
 
     def prepare(self, graph: Graph) -> Graph:
         return lower_layers(raise_opset(graph)) if graph.dialect == self.dialect else graph
+
+    def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
+        is_slow = runtime == "onnxruntime" and graph.dialect == self.dialect
+        return find_first_layers(graph) if is_slow else {}
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert
