@@ -39,6 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out-graph", metavar="FILE", help="the same as --output, with any suffix for a GraphDef")
     parser.add_argument("--format", choices=OUTPUT_KINDS, help="output format (default: from the suffix)")
     add_boolean(parser, "--output-as-text", "write the text form of a GraphDef (default: false)")
+    parser.add_argument("--opset", type=int, help="opset of an ONNX output (default: the model's, else 17)")
     parser.add_argument("--recipe", help=f"name of a recipe ({', '.join(RECIPES)}) or a .toml file")
     parser.add_argument("--transforms", help="transforms with their options, in order, instead of --recipe")
     parser.add_argument(

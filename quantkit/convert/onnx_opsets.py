@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.errors import UnavailableError
+from quantkit.errors import UnavailableError, one_line
 from quantkit.formats import onnx
 from quantkit.formats.onnx.values import parse_message
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.runtimes.availability import find_package, require
 
 # Least version of IR for the opset.
 _IR_VERSION = 7
@@ -50,6 +51,28 @@ def raise_opset(graph: Graph) -> Graph:
         model.opset_import.add(domain="", version=TARGET_OPSET)
     model.ir_version = max(model.ir_version, _IR_VERSION)
     return graph.with_nodes(nodes).with_(extra=bytes(model.SerializeToString(deterministic=True)))
+
+
+def change_opset(graph: Graph, version: int) -> Graph:
+    """Return an ONNX graph in another version of the standard operator set, with the same outputs.
+
+    Raises:
+        UnavailableError: the package onnx is not installed, or cannot convert an op to this version.
+        GraphError: the graph exceeds 2 GiB.
+    """
+    if onnx.opsets(graph).get("") == version:
+        return graph
+    require(find_package("onnx", "onnx", "onnx", extra="onnx"))
+    from onnx import load_from_string, version_converter
+
+    try:
+        model = version_converter.convert_version(load_from_string(onnx.encode(graph)), version)
+    except Exception as error:
+        reason = one_line(str(error))
+        raise UnavailableError(
+            f"the package onnx cannot convert the graph to opset {version}: {reason}", hint="choose another opset"
+        ) from None
+    return onnx.decode(model.SerializeToString())
 
 
 class _Conversion:

@@ -16,6 +16,7 @@ from quantkit.arguments import (
     require_flag,
     require_natural,
     require_path,
+    require_positive,
     require_ratio,
     require_text,
     type_name,
@@ -49,6 +50,7 @@ class TransformOptions(TypedDict, total=False):
     output: str | os.PathLike[str] | None
     format: str | None
     as_text: bool
+    opset: int | None
     verify: bool
     data: Any
     tolerance: float | None
@@ -90,6 +92,8 @@ def transform(
             output: file or folder to write; None to write no file.
             format: format of the output, which overrides its suffix.
             as_text: write the text form of a GraphDef.
+            opset: version of the standard operator set of an ONNX output (default: the model's, or 17 for a TensorFlow
+                model); needs the package onnx.
             verify: compare the model outputs before and after each step.
             data: dataset to verify with (default: random inputs); implies ``verify``.
             tolerance: maximum difference of an exact step, as a fraction of the largest value of an output (default:
@@ -156,6 +160,7 @@ def _check_options(**options: Unpack[TransformOptions]) -> None:
     require_flag(**select("as_text", "verify"))
     require_ratio(**select("tolerance"))
     require_natural(**select("seed"))
+    require_positive(**select("opset"))
     require_choice((STOP, SKIP), **select("on_mismatch"))
     require_choice(("numpy", "tensorflow"), **select("evaluate_with"))
     require_callable(**select("on_progress", "on_message"))
@@ -171,7 +176,8 @@ def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:
     trace, output = options.get("trace"), options.get("output")
     file = None
     if output is not None:
-        file = OutputFile.of(output, options.get("format"), as_text=options.get("as_text", False))
+        as_text, opset = options.get("as_text", False), options.get("opset")
+        file = OutputFile.of(output, options.get("format"), as_text=as_text, opset=opset)
         if file.is_guess:
             options.get("on_message", ignore_message)(file.guess_text)
     if trace is not None:
@@ -189,6 +195,7 @@ def apply_recipe(
     output: str | os.PathLike[str] | None = None,
     format: str | None = None,
     as_text: bool = False,
+    opset: int | None = None,
     verify: bool = False,
     data: Any = None,
     tolerance: float | None = None,
@@ -205,7 +212,7 @@ def apply_recipe(
     Args:
         model: model to rewrite.
         recipe: steps to apply.
-        file: output file that `choose_output` returns for ``output``, ``format`` and ``as_text``.
+        file: output file that `choose_output` returns for ``output``, ``format``, ``as_text`` and ``opset``.
         runner: function that applies the steps; see `run`.
     """
     formats.check_distinct({"the trace": trace}, {"the model": model.path})

@@ -9,7 +9,7 @@ from typing import Any, Self
 from quantkit import formats
 from quantkit.arguments import expand_user, public, require_flag, require_path, require_text, type_name, without_none
 from quantkit.errors import UsageError, did_you_mean
-from quantkit.formats import graphdef
+from quantkit.formats import graphdef, onnx
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Graph
 from quantkit.model.exporters import EXPORTERS
@@ -27,24 +27,29 @@ class OutputFile:
         path: file or folder.
         kind: key of `EXPORTERS`.
         is_guess: True if the suffix names no format, so that a GraphDef is written.
+        opset: version of the standard operator set of an ONNX model; None for that of the graph, or of the conversion.
     """
 
     path: Path
     kind: str
     is_guess: bool = False
+    opset: int | None = None
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], kind: str | None = None, *, as_text: bool = False) -> Self:
+    def of(
+        cls, path: str | os.PathLike[str], kind: str | None = None, *, as_text: bool = False, opset: int | None = None
+    ) -> Self:
         """Choose the format of a path: a folder, or a path that ends in ``/``, is a SavedModel.
 
         Args:
             path: path as the user wrote it; a suffix that resembles no known one is a GraphDef's.
             kind: key of `EXPORTERS`, which overrides the suffix.
             as_text: choose the text form of a GraphDef.
+            opset: version of the standard operator set of an ONNX model.
 
         Raises:
             UsageError: there is no such kind, the format can only be read, the suffix resembles a
-                known one, or the kind has no text form.
+                known one, or the kind has no text form or no opset.
         """
         text, expanded = os.fspath(path), expand_user(path)
         is_guess = False
@@ -70,7 +75,9 @@ class OutputFile:
             )
         if as_text and not kind.startswith("graphdef"):
             raise UsageError(f"{formats.KINDS[kind]} has no text form", hint="name a file that ends in .pbtxt")
-        return cls(expanded, "graphdef_text" if as_text else kind, is_guess)
+        if opset is not None and kind != "onnx":
+            raise UsageError(f"{formats.KINDS[kind]} has no opset", hint="name a file that ends in .onnx")
+        return cls(expanded, "graphdef_text" if as_text else kind, is_guess, opset)
 
     @property
     def guess_text(self) -> str:
@@ -113,6 +120,11 @@ class OutputFile:
             UnavailableError: an op has no equivalent in the format.
         """
         self.check(graph)
+        if self.opset is not None:
+            from quantkit.convert.onnx_opsets import change_opset
+            from quantkit.convert.to_onnx import to_onnx_graph
+
+            graph = change_opset(graph if graph.dialect == onnx.DIALECT else to_onnx_graph(graph), self.opset)
         return EXPORTERS[self.kind].write(graph, self.path, signature)
 
 
