@@ -84,7 +84,7 @@ def segformer() -> Any:
     import keras_hub
 
     encoder = keras_hub.models.MiTBackbone(
-        layerwise_num_layers=[1, 1, 1, 1],
+        layerwise_depths=[1, 1, 1, 1],
         num_layers=4,
         layerwise_num_heads=[1, 2, 2, 4],
         layerwise_sr_ratios=[8, 4, 2, 1],

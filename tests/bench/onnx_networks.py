@@ -8,6 +8,7 @@ measures the number of nodes, the int8 fraction of the MACs in each runtime, the
 and the SQNR of the outputs: figures that do not depend on the load of the machine. The second form measures the
 speed-ups of the models in BUILD: the median of the ratios of alternating runs to the float model in the same runtime.
 
+The model ``quantkit`` is for all runtimes, the model ``quantkit_onnxruntime`` (``--runtime onnxruntime``) for one.
 ONNX Runtime's quantizer gets its documented settings for processors with VNNI: opset 13 or later, pre-processing, QDQ,
 u8 activations, s8 weights per channel; for transformers and recurrent networks its dynamic quantization, too. PYTHON is
 the interpreter of an environment with NNCF.
@@ -42,7 +43,7 @@ from quantkit.quantization.report.census import executed_int8_fractions  # noqa:
 from quantkit.runtimes import find_runtime  # noqa: E402
 
 RUNTIMES = ("onnxruntime", "openvino")
-TOOLS = ("quantkit", "quantize_static", "quantize_dynamic", "nncf")
+TOOLS = ("quantkit", "quantkit_onnxruntime", "quantize_static", "quantize_dynamic", "nncf")
 TRANSFORMERS = frozenset({"kwt1", "stories260k", "vittrack"})
 RECURRENT = frozenset({"dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15", "silero_vad_op18"})
 SOURCE_OPS = ("Constant", "Placeholder", "Absent")
@@ -152,8 +153,10 @@ def quality(network: OnnxNetwork, path: Path, samples: list[Feeds]) -> dict[str,
 
 
 def runtimes_of(path: Path) -> tuple[str, ...]:
-    """Return the runtimes that read a file."""
-    return RUNTIMES if path.suffix == ".onnx" else ("openvino",)
+    """Return the runtimes that read a file, and that its tool made it for."""
+    if path.suffix != ".onnx":
+        return ("openvino",)
+    return ("onnxruntime",) if ".quantkit_onnxruntime." in path.name else RUNTIMES
 
 
 def count_nodes(path: Path) -> int:
@@ -161,11 +164,14 @@ def count_nodes(path: Path) -> int:
     return sum(node.op not in SOURCE_OPS for node in formats.load(path).nodes.values())
 
 
-def quantize_with_quantkit(network: OnnxNetwork, samples: list[Feeds], output: Path) -> dict[str, Any]:
-    """Quantize with quantkit; return the facts of its report."""
+def quantize_with_quantkit(
+    network: OnnxNetwork, samples: list[Feeds], output: Path, *, runtime: str = "auto"
+) -> dict[str, Any]:
+    """Quantize with quantkit, in the form for all runtimes or for one; return the facts of its report."""
     # A scheme would also state the observer, which is chosen by fidelity by default.
     scheme = Scheme.for_target("onnx", keep_float=network.keep_float) if network.keep_float else None
-    result = qk.quantize(network.path, samples, scheme=scheme, runs=0, limit=len(samples), output=output)
+    limit = len(samples)
+    result = qk.quantize(network.path, samples, scheme=scheme, runs=0, limit=limit, output=output, runtime=runtime)
     census = result.report.census
     return {
         "layers": census.num_patterns,
@@ -201,6 +207,7 @@ def find_tools(nncf: str | None) -> dict[str, Tool]:
     """
     return {
         "quantkit": Tool(".onnx", quantize_with_quantkit),
+        "quantkit_onnxruntime": Tool(".onnx", partial(quantize_with_quantkit, runtime="onnxruntime")),
         "quantize_static": Tool(".onnx", quantize_static),
         "quantize_dynamic": Tool(".onnx", quantize_dynamic, is_dynamic=True),
         **({"nncf": Tool(".xml", partial(quantize_with_nncf, nncf))} if nncf else {}),
@@ -262,7 +269,7 @@ def describe(name: str, row: Mapping[str, Any]) -> str:
     for tool in TOOLS:
         if tool in row:
             cells = [f"{runtime} {_describe_cell(row[tool][runtime])}" for runtime in RUNTIMES if runtime in row[tool]]
-            lines.append(f"  {tool:<17}{'  '.join(cells) or row[tool]['error']}")
+            lines.append(f"  {tool:<22}{'  '.join(cells) or row[tool]['error']}")
     return "\n".join(lines)
 
 
