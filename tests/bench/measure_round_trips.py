@@ -1,9 +1,8 @@
 """Convert the TensorFlow networks of the tests to ONNX and back, and compare the outputs.
 
-    python tests/bench/measure_round_trips.py BUILD [NETWORK ...] [--save FILE]
+    python tests/bench/measure_round_trips.py [NETWORK ...] [--save FILE]
 
-Builds each network of `zoo_graphs` once (in the folder BUILD), as `measure_zoo.py` does, and adds the bundled network
-and the small ones of the tests. The rows of `round_trips.json` have the nodes of the three graphs and the largest
+The networks are those of `zoo_graphs`, the bundled one, and the small ones of the tests. The rows of `round_trips.json` have the nodes of the three graphs and the largest
 change of an output for seeded inputs in TensorFlow, relative to the largest absolute output: at most 1e-5.
 """
 
@@ -20,10 +19,9 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+sys.path.insert(0, str(HERE.parent / "support"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from measure_zoo import build_graph, count_nodes  # noqa: E402
 from zoo_graphs import BUILDERS, lstm, small_network, ssd  # noqa: E402
 
 import quantkit as qk  # noqa: E402
@@ -35,25 +33,25 @@ from quantkit.recipes.verify import seeded_feeds  # noqa: E402
 from quantkit.runtimes import tensorflow  # noqa: E402
 
 LARGEST_ERROR = 1e-5
-SMALL: Mapping[str, Callable[[], Graph]] = {
+NETWORKS: Mapping[str, Callable[[], Graph]] = {
     "digits": lambda: qk.load("digits").graph,
     "small_network": small_network,
     "small_lstm": lstm,
     "small_lstm_lowered": partial(lstm, lower=True),
     "small_lstm_unrolled": partial(lstm, unroll=True),
     "small_ssd": ssd,
+    **BUILDERS,
 }
-NETWORKS = (*SMALL, *BUILDERS)
 
 
-def measure(name: str, build: Path) -> dict[str, Any]:
+def measure(name: str) -> dict[str, Any]:
     """Return the row of one network."""
-    graph = SMALL[name]() if name in SMALL else build_graph(name, build)
+    graph = NETWORKS[name]()
     start = perf_counter()
     converted = to_onnx_graph(graph)
     returned = as_tensorflow(converted)
     seconds = round(perf_counter() - start, 2)
-    nodes = {"tensorflow": count_nodes(graph), "onnx": len(converted), "round_trip": count_nodes(returned)}
+    nodes = {"tensorflow": len(graph), "onnx": len(converted), "round_trip": len(returned)}
     error = largest_error(graph, returned)
     return {"network": name, "nodes": nodes, "seconds": seconds, "error": error, "is_equal": error <= LARGEST_ERROR}
 
@@ -76,17 +74,15 @@ def largest_error(before: Graph, after: Graph) -> float:
 def main() -> None:
     """Measure all networks, print the table, and write `round_trips.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=Path)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--save", type=Path, default=HERE / "round_trips.json", help="file to write")
     options = parser.parse_args()
-    options.build.mkdir(parents=True, exist_ok=True)
     document = {"schema": "quantkit.round_trips/1", "machine": this_machine().to_json(), "rows": []}
     if options.save.exists():
         document["rows"] = json.loads(options.save.read_text())["rows"]
     for name in options.networks or NETWORKS:
         try:
-            row = measure(name, options.build)
+            row = measure(name)
         except Exception as error:
             row = {"network": name, "refused": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(row), flush=True)

@@ -20,10 +20,10 @@ GAIN = 0.75
 PRODUCT_GAIN = 0.9
 # Number of layers, those with the noisiest inputs, that are tried one after the other.
 NUM_NOISY_LAYERS = 4
-# Largest fraction of the MACs of the last layers that may become float.
-MAX_LAST_MACS = 0.02
+# Largest fractions of the MACs of the last layers that may become float, and of the loss that may then remain.
+LAST_LAYERS = ((0.02, PRODUCT_GAIN), (0.12, GAIN))
 # Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
-DRIFT_ERROR = 0.025
+DRIFT_ERROR = 0.02
 DRIFT_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -47,18 +47,24 @@ def exclude_products(conversion: Conversion, trials: Trials, options: Options) -
 def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion of an ONNX graph without the last layers if they are small and the loss is reduced.
 
-    Their int8 outputs would be the outputs of the model, whose rounding no later layer averages.
+    Their int8 outputs would be the outputs of the model, whose rounding no later layer averages. The layers before
+    them are tried next.
     """
-    layers = _find_last_layers(conversion)
-    if conversion.graph.dialect != onnx.DIALECT or not layers or trials.is_good(conversion):
+    if conversion.graph.dialect != onnx.DIALECT or trials.is_good(conversion):
         return conversion
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     macs = count_node_macs(conversion.graph, (pattern.layer for pattern in conversion.plan.patterns), samples)
-    total, part = (sum(macs[name] or 0 for name in names) for names in (macs, layers))
-    if part > MAX_LAST_MACS * total:
-        return conversion
-    reason = "rounding of the last layers is rounding of the outputs"
-    return _try_float(conversion, dict.fromkeys(layers, reason), PRODUCT_GAIN, trials, options)
+    total = sum(count or 0 for count in macs.values())
+    for max_fraction, gain in LAST_LAYERS:
+        layers = _find_last_layers(conversion)
+        if not layers or sum(macs[name] or 0 for name in layers) > max_fraction * total:
+            break
+        reason = "rounding of the last layers is rounding of the outputs"
+        alternative = _try_float(conversion, dict.fromkeys(layers, reason), gain, trials, options)
+        if alternative is conversion:
+            break
+        conversion = alternative
+    return conversion
 
 
 def _find_last_layers(conversion: Conversion) -> list[str]:
