@@ -2,8 +2,9 @@
 
     python tests/bench/measure_round_trips.py [NETWORK ...] [--save FILE]
 
-The networks are those of `zoo_graphs`, the bundled one, and the small ones of the tests. The rows of `round_trips.json` have the nodes of the three graphs and the largest
-change of an output for seeded inputs in TensorFlow, relative to the largest absolute output: at most 1e-5.
+The networks are those of `zoo_graphs`, the bundled one, and the small ones of the tests. The rows of
+`round_trips.json` have the nodes of the three graphs and the largest change of an output for seeded inputs in
+TensorFlow, relative to the largest absolute output: at most 1e-5.
 """
 
 import argparse
