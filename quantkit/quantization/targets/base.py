@@ -96,7 +96,7 @@ class Target(ABC):
 
         Args:
             graph: float graph of `prepare`.
-            runtime: name of the runtime; ``auto`` for the form that serves all `runtimes`, which has none.
+            runtime: name of the runtime; ``auto`` for the form that serves all `runtimes`.
         """
         return {}
 

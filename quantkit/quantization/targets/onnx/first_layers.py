@@ -19,9 +19,9 @@ from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 
 REASON = "ONNX Runtime computes first layers with few channels faster in float"
-# Largest product of the numbers of input and output channels of such a convolution.
+# Largest product of the input channels and the output channels of such a convolution.
 MAX_CHANNEL_PRODUCT = 160
-# The same for a kernel of one position, which gathers nothing, after such a convolution.
+# The same for a kernel of one position, which needs no gathering, after such a convolution.
 MAX_POINTWISE_PRODUCT = 256
 # Largest number of channels of such a depthwise convolution.
 MAX_DEPTHWISE_CHANNELS = 32
