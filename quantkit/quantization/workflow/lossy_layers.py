@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 
 from quantkit.formats import onnx
-from quantkit.quantization.census import count_node_macs
 from quantkit.quantization.lost_channels import find_lossy_layers
+from quantkit.quantization.report.census import count_node_macs
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
