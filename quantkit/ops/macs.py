@@ -34,7 +34,7 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     inputs = [shapes.get(edge, UNKNOWN) for edge in node.inputs]
     output = shapes.get(Edge(node.name), UNKNOWN)
     if node.op == "Einsum":
-        return _einsum_macs(node, inputs)
+        return count_einsum_macs(attribute(node, "equation").decode(), inputs)
     if "BackpropInput" in node.op:
         inputs, output = [inputs[1], inputs[1]], inputs[2]
     slot = _WEIGHTS_INDEX.get(node.op, 1)
@@ -48,9 +48,14 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     return math.prod(output.sizes) * math.prod(weights[: 2 if "Depthwise" in node.op else -1])
 
 
-def _einsum_macs(node: Node, shapes: list[Shape]) -> int | None:
-    """Return the MACs of an Einsum: the product of the sizes of all its indices."""
-    operands = attribute(node, "equation").decode().replace(" ", "").partition("->")[0].split(",")
+def count_einsum_macs(equation: str, shapes: list[Shape]) -> int | None:
+    """Return the MACs of an Einsum: the product of the sizes of all its indices; None if a shape is unknown.
+
+    Args:
+        equation: for example ``abc,cde->abde``.
+        shapes: shape of each operand.
+    """
+    operands = equation.replace(" ", "").partition("->")[0].split(",")
     if len(operands) != 2:
         return 0  # a single operand is only summed
     sizes: dict[str, int] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ops.macs import count_einsum_macs
 from quantkit.ops.onnx.kernels.movement import slice_of
 from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
 
@@ -31,6 +32,9 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     """Return the MACs of a node; None if a shape is unknown or impossible, or the op runs subgraphs."""
     if node.op in ("If", "Loop", "Scan"):
         return None
+    if node.op == "Einsum":
+        equation: Any = node.attrs["equation"]
+        return count_einsum_macs(equation.decode(), [shapes.get(edge, UNKNOWN) for edge in node.inputs])
     slot = _WEIGHTS.get(node.op)
     if slot is None:
         return 0
