@@ -409,7 +409,8 @@ def describe_evidence(facts: JobFacts) -> Iterator[str]:
     )
     yield f"disk: {facts.read / 1e6:.1f} MB/s read, {facts.written / 1e6:.1f} MB/s written by the job"
     yield f"network: {facts.received / 1e6:.1f} MB/s received by the host"
-    yield _counters_text(facts)
+    if not facts.counters.missing:  # the report lists the reason
+        yield _counters_text(facts)
 
 
 def describe_gap(facts: JobFacts) -> str:
@@ -466,8 +467,6 @@ def _calls_text(calls: CallFacts) -> str:
 
 def _counters_text(facts: JobFacts) -> str:
     counters = facts.counters
-    if counters.missing:
-        return f"hardware counters: not available: {counters.missing}"
     misses = counters.misses_per_1000
     return (
         f"hardware counters: {counters.instructions_per_cycle:.2f} instructions per cycle, "
