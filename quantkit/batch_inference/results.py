@@ -5,7 +5,7 @@ The bytes of a file depend on its rows only, so that two runs can be compared. A
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -150,7 +150,7 @@ def _encode_parquet(rows: Sequence[Row]) -> bytes:
 
     text, number, integer = pyarrow.string(), pyarrow.float64(), pyarrow.int64()
     columns = {"file": (text, [row["file"] for row in rows])}
-    outputs = next((row["outputs"] for row in rows if row.get("outputs")), {})
+    outputs: Mapping[str, Array] = next((row["outputs"] for row in rows if row.get("outputs")), {})
     if "outputs" not in rows[0]:
         for key, kind in (("label", text), ("score", number), ("index", integer)):
             columns[key] = (kind, [row[key] for row in rows])
