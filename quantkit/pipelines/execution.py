@@ -26,9 +26,16 @@ class Execution:
     """
 
     def __init__(self, clock: Clock = perf_counter) -> None:
-        self._tf = import_tensorflow()
+        self._tf = tf = import_tensorflow()
         self._clock = clock
-        self._advance = self._tf.function(_advance, reduce_retracing=True)
+
+        @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+        def advance(iterator: Any, count: Any) -> None:
+            """Take elements from an iterator inside of TensorFlow, as the training loop of Keras does."""
+            for _ in tf.range(count):
+                iterator.get_next()
+
+        self._advance = advance
 
     def dataset(self, graph: Graph, stage: Node | None = None) -> Any:
         """Return the dataset of a stage (default: the last one); elements are flat tuples."""
@@ -122,10 +129,3 @@ def translate_errors() -> Iterator[None]:
         # TensorFlow adds the names of its own ops.
         text = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", one_line(str(error))) or type(error).__name__
         raise InputError(f"the pipeline fails: {text}", hint="check its files and functions") from error
-
-
-def _advance(iterator: Any, count: Any) -> None:
-    """Take elements from an iterator inside of TensorFlow, as the training loop of Keras does."""
-    tf = import_tensorflow()
-    for _ in tf.range(count):
-        iterator.get_next()

@@ -5,9 +5,9 @@
 Takes about 4 minutes. Writes ``tests/bench/packing.json``, and prints it without the machine:
 
     rates               packing next to a copy of the same files (``cp -r``) and of the shards, in alternation
-    runs_with_kills     each kill (SIGKILL) follows a random number of finished shards and a random fraction of the
-                        duration of a shard; the same command then resumes; a packing that is complete before its last
-                        kill is followed by another one; the shards are compared with those of a quiet packing
+    runs_with_kills     each kill (SIGKILL) is at a random moment of the first 60 % of the duration of a packing; the
+                        same command then resumes; a packing that is complete before its last kill is followed by
+                        another one; the shards are compared with those of a quiet packing
     tensorflow          the records as TensorFlow reads them, compared with the files of the source
     flipped_bits        shards with one flipped bit each, and the number that ``data verify`` finds
 """
@@ -33,9 +33,11 @@ from PIL import Image
 
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.data.packing import verify
+from quantkit.runtimes.tensorflow_library import import_tensorflow
 
 SHARD_SIZE = "4MB"
-MAX_SHARDS_BETWEEN_KILLS = 8
+# Latest moment of a kill, as a fraction of the duration of a quiet packing.
+KILL_FRACTION = 0.6
 FOLDERS = 100
 FLIPPED_BITS = 20
 PACK = """
@@ -103,41 +105,38 @@ def shard_times(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tfrecord")} if folder.exists() else {}
 
 
-def kill_once(source: Path, folder: Path, shards: int, seconds: float, rng: random.Random) -> dict[str, Any] | None:
-    """Start or resume the packing, and kill it; None if it is complete before.
+def kill_once(source: Path, folder: Path, seconds: float, rng: random.Random) -> dict[str, Any] | None:
+    """Start or resume the packing, and kill it at a random moment; None if it is complete before.
 
     Args:
         source, folder: images, and folder of the shards.
-        shards: number of shards.
         seconds: duration of a quiet packing.
         rng: random numbers.
     """
     before = shard_times(folder)
-    goal = len(before) + rng.randint(0, max(min(MAX_SHARDS_BETWEEN_KILLS, shards - 1 - len(before)), 0))
     command = [sys.executable, "-c", PACK, source, folder, SHARD_SIZE]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    started = time.monotonic()
-    while process.poll() is None and len(shard_times(folder)) < goal:
-        time.sleep(0.005)
-    time.sleep(rng.random() * seconds / shards)
-    if process.poll() is not None:
+    moment = rng.random() * seconds * KILL_FRACTION
+    try:
+        process.wait(timeout=moment)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    else:
         return None
-    process.kill()
-    process.wait()
     after = shard_times(folder)
     unchanged = sum(after.get(name) == changed for name, changed in before.items())
-    moment = time.monotonic() - started
     return {"seconds": moment, "shards_before": len(before), "shards_kept": unchanged, "shards_after": len(after)}
 
 
 def measure_kills(source: Path, whole: Path, folder: Path, options: argparse.Namespace, seconds: float) -> Any:
     """Return the packings with their kills, and the comparison of their shards with those of a quiet one."""
-    rng, shards = random.Random(options.seed), len(shard_times(whole))
+    rng = random.Random(options.seed)
     runs: list[dict[str, Any]] = []
     while (done := sum(len(run["kills"]) for run in runs)) < options.kills:
         shutil.rmtree(folder, ignore_errors=True)
         kills: list[dict[str, Any]] = []
-        while len(kills) < options.kills - done and (kill := kill_once(source, folder, shards, seconds, rng)):
+        while len(kills) < options.kills - done and (kill := kill_once(source, folder, seconds, rng)):
             kills.append(kill)
         before = shard_times(folder)
         written = pack_to(source, folder)
@@ -160,8 +159,7 @@ def same_files(first: Path, second: Path) -> bool:
 
 def read_with_tensorflow(folder: Path, source: Path) -> dict[str, int]:
     """Return the number of records that TensorFlow reads, and of those that equal their files."""
-    import tensorflow as tf
-
+    tf = import_tensorflow()
     features = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
         "image/filename": tf.io.FixedLenFeature([], tf.string),
