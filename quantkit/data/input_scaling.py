@@ -140,7 +140,7 @@ def _affine(graph: Graph, node: Node, edge: Edge) -> tuple[np.float64, np.float6
 
 
 def _is_per_channel(value: Array) -> bool:
-    """Return whether a constant is a scalar, one value per channel, or a mean image, and not for example a window."""
+    """Return True if a constant is a scalar, one value per channel, or a mean image, and not for example a window."""
     shape = tuple(size for size in value.shape if size != 1)
     return 0 < value.size <= MAX_CHANNELS or len(shape) == 3
 

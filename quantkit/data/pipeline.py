@@ -295,7 +295,7 @@ def rank_of(inputs: Sequence[TensorInfo]) -> int | None:
 
 
 def has_batch_axis(inputs: Sequence[TensorInfo]) -> bool:
-    """Return whether the first dimension of every input counts the samples.
+    """Return True if the first dimension of every input counts the samples.
 
     It does not for several inputs of which one is a single number, or with different first dimensions: then one sample
     is a value for every input.

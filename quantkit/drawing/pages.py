@@ -77,7 +77,7 @@ def split_into_pages(graph: Graph, max_boxes: int = MAX_BOXES) -> tuple[Page, ..
 
 
 def is_inlined(graph: Graph, node: Node) -> bool:
-    """Return whether a node is not drawn: a constant with consumers."""
+    """Return True if a node is not drawn: a constant with consumers."""
     return node.is_constant and node.name in graph.node_uses and node.name not in graph.output_names
 
 

@@ -267,7 +267,7 @@ def are_probabilities(outputs: Array) -> Array:
 
 
 def act_as_class_scores(outputs: Array) -> bool:
-    """Return whether outputs are probabilities of classes, or logits that single out one class.
+    """Return True if outputs are probabilities of classes, or logits that single out one class.
 
     Logits have both signs, and the softmax of most rows is closer to certainty than to a uniform distribution. Boxes,
     reconstructions and embeddings are not like that.

@@ -205,7 +205,7 @@ class GraphTensors:
         return self.live[consumers.pop()] if is_inner else None
 
     def _clamps_at_zero(self, node: Node) -> bool:
-        """Return whether the quantized range of a node begins at 0, which has the effect of a Relu."""
+        """Return True if the quantized range of a node begins at 0, which has the effect of a Relu."""
         if node.op == "Requantize":
             low = self.graph.constant_of(node.inputs[3])
             return low is not None and not low.array.any()
@@ -214,7 +214,7 @@ class GraphTensors:
         return zero_point is not None and bool((zero_point.array == np.iinfo(zero_point.dtype.numpy).min).all())
 
     def _is_fusible(self, node: Node) -> bool:
-        """Return whether a node combines the layer's result with constants only."""
+        """Return True if a node combines the layer's result with constants only."""
         live_inputs = {edge.node for edge in node.inputs if edge.node in self.live}
         return bool(_FUSED.fullmatch(node.op)) and len(live_inputs) == 1
 

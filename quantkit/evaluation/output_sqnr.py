@@ -63,7 +63,7 @@ class OutputSqnr:
         return float(max(min(10 ** (-self.worst / 20), 1.0), 1 - min(self.equal.values(), default=1.0)))
 
     def is_near(self, decibels: float, fraction: float) -> bool:
-        """Return whether every output is near that of the reference model.
+        """Return True if every output is near that of the reference model.
 
         Args:
             decibels: lowest SQNR of a real output, unless its reconstruction error is unchanged.

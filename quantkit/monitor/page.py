@@ -65,7 +65,7 @@ def html_chart(metric: Metric, seconds: tuple[float, ...]) -> str:
 
 
 def html_table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a table."""
+    """Return an HTML table with a row of headings."""
     head = "".join(f"<th>{escape_text(title)}</th>" for title in titles)
     body = "".join(f"<tr>{''.join(f'<td>{escape_text(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

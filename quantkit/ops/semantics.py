@@ -43,5 +43,5 @@ ONNX_QUANTIZED_OPS = frozenset({"QuantizeLinear", "QLinearConv", "ConvInteger", 
 
 
 def is_quantized(graph: Graph) -> bool:
-    """Return whether a graph of either dialect has layers that compute with quantized values."""
+    """Return True if a graph of either dialect has layers that compute with quantized values."""
     return any(op in ONNX_QUANTIZED_OPS or op.lstrip("_").startswith("Quantized") for op in graph.op_counts)

@@ -143,7 +143,7 @@ class Ranges(Mapping[Edge, Range]):
             )
 
     def has_other_scheme(self, scheme_digest: str) -> bool:
-        """Return whether the ranges were calibrated with another scheme; without a digest, they were not."""
+        """Return True if the ranges were calibrated with another scheme; without a digest, they were not."""
         return bool(self.provenance.scheme) and self.provenance.scheme != scheme_digest
 
     def to_json(self) -> dict[str, Any]:

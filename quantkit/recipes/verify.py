@@ -299,7 +299,7 @@ def verification_feeds(
 
 
 def _differs(first: Array, second: Array) -> bool:
-    """Return whether two outputs differ by more than a small fraction of their largest value."""
+    """Return True if two outputs differ by more than a small fraction of their largest value."""
     if first.dtype.kind not in "fiu":
         return not np.array_equal(first, second)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -75,5 +75,5 @@ CONSTRAINTS = (MagnitudeConstraint, ClusterConstraint)
 
 
 def is_constrained(model: Any) -> bool:
-    """Return whether a Keras 3 model is pruned or clustered."""
+    """Return True if a Keras 3 model is pruned or clustered."""
     return any(isinstance(variable.constraint, CONSTRAINTS) for variable in model.trainable_variables)

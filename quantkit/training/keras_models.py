@@ -14,7 +14,7 @@ _DEPTHWISE = ("DepthwiseConv1D", "DepthwiseConv2D")
 
 
 def is_legacy(model: Any) -> bool:
-    """Return whether a model belongs to tf-keras, the Keras 2 of TensorFlow Model Optimization.
+    """Return True if a model belongs to tf-keras, the Keras 2 of TensorFlow Model Optimization.
 
     Raises:
         UsageError: the value is not a Keras model.

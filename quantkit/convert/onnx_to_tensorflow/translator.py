@@ -156,7 +156,7 @@ class OnnxTranslator:
         return 4 if self.is_nhwc(edge) else self.shape(edge).rank
 
     def has_input(self, node: Node, slot: int) -> bool:
-        """Return whether an optional input is present."""
+        """Return True if an optional input is present."""
         return slot < len(node.inputs) and node.inputs[slot].node != onnx.ABSENT.name
 
     def constant(self, node: Node, slot: int) -> Array:
@@ -210,7 +210,7 @@ class OnnxTranslator:
         return None if values is None else [int(value) for value in values]
 
     def is_nhwc(self, edge: Edge) -> bool:
-        """Return whether a value exists as NHWC."""
+        """Return True if a value exists as NHWC."""
         return (edge, NHWC) in self.values
 
     # Values

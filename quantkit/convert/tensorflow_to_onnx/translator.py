@@ -208,7 +208,7 @@ class Translator:
         return None if sizes is None else [None if size is None else int(size) for size in sizes.reshape(-1)]
 
     def is_nchw(self, edge: Edge) -> bool:
-        """Return whether a value exists as NCHW."""
+        """Return True if a value exists as NCHW."""
         return (edge, NCHW) in self.values
 
     def single_consumer(self, edge: Edge) -> tuple[Node, int] | None:
@@ -364,7 +364,7 @@ def conversion_error(node: Node, reason: str) -> ConversionError:
 
 
 def is_channels_first(node: Node) -> bool:
-    """Return whether the data format of a node is NCHW."""
+    """Return True if the data format of a node is NCHW."""
     return node.attrs.get("data_format", b"NHWC") == b"NCHW"
 
 

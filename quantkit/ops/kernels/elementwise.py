@@ -16,7 +16,7 @@ Function = Callable[..., Any]
 
 
 def is_integer(array: Array) -> bool:
-    """Return whether the element type is an integer type."""
+    """Return True if the element type is an integer type."""
     return array.dtype.kind in "iu"
 
 

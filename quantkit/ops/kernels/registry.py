@@ -48,7 +48,7 @@ def kernel(*ops: str, output_size: OutputSize = sum_of_inputs) -> Callable[[Kern
 
 
 def has_kernel(op: str) -> bool:
-    """Return whether an op type has a NumPy kernel."""
+    """Return True if an op type has a NumPy kernel."""
     return op in KERNELS
 
 

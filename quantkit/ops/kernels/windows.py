@@ -139,7 +139,7 @@ def _spatial(values: tuple[int, ...], first: int) -> tuple[int, int]:
 
 
 def is_nchw(node: Node) -> bool:
-    """Return whether the layout is NCHW; an op without the attribute is NHWC.
+    """Return True if the layout is NCHW; an op without the attribute is NHWC.
 
     Raises:
         ValueError: the layout is neither NHWC nor NCHW.

@@ -20,7 +20,7 @@ _RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli|Dropo
 
 
 def is_stateful(op: str) -> bool | None:
-    """Return whether two equal nodes can have different outputs; None for an op of another domain.
+    """Return True if two equal nodes can have different outputs; None for an op of another domain.
 
     >>> is_stateful("Relu"), is_stateful("RandomNormal"), is_stateful("com.example.Relu")
     (False, True, None)

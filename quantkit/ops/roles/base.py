@@ -48,7 +48,7 @@ class Roles(ABC):
     float_reasons: Mapping[str, str]
 
     def is_valid(self, node: Node) -> bool:
-        """Return whether a node has the inputs that its role needs; other nodes stay float."""
+        """Return True if a node has the inputs that its role needs; other nodes stay float."""
         return True
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Roles(ABC):
 
     @abstractmethod
     def is_bias(self, graph: Graph, layer: Node, value: Tensor) -> bool:
-        """Return whether the addition of a constant to the output of a layer is its bias."""
+        """Return True if the addition of a constant to the output of a layer is its bias."""
 
     @abstractmethod
     def bias_input(self, graph: Graph, layer: Node, bias: str) -> tuple[Node, int] | None:
@@ -107,7 +107,7 @@ class Roles(ABC):
 
     @abstractmethod
     def is_activation(self, graph: Graph, node: Node) -> bool:
-        """Return whether the kernel of a layer can compute a node."""
+        """Return True if the kernel of a layer can compute a node."""
 
     @abstractmethod
     def pass_through_inputs(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> tuple[Edge, ...]:
@@ -115,4 +115,4 @@ class Roles(ABC):
 
     @abstractmethod
     def is_global(self, average: Node, shapes: Mapping[Edge, Shape]) -> bool:
-        """Return whether an average reduces all positions to one."""
+        """Return True if an average reduces all positions to one."""

@@ -239,5 +239,5 @@ def find_dtype(graph: Graph, edge: Edge) -> DType | None:
 
 
 def _is_vector(value: Tensor) -> bool:
-    """Return whether all dimensions but the last are 1."""
+    """Return True if all dimensions but the last are 1."""
     return all(size == 1 for size in value.shape[:-1])

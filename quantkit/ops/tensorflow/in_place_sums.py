@@ -48,7 +48,7 @@ def copy_shared_summands(graph: Graph) -> Graph:
 
 
 def _run_before(graph: Graph, names: set[str], last: str, positions: Mapping[str, int]) -> bool:
-    """Return whether the data inputs of ``last`` guarantee that all named nodes run before it."""
+    """Return True if the data inputs of ``last`` guarantee that all named nodes run before it."""
     first = min((positions[name] for name in names), default=0)
     remaining = set(names)
     visited: set[str] = set()

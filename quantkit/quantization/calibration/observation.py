@@ -64,7 +64,7 @@ class Observation:
         self._resumed_count, self._resumed_data, self._state = count, data_digest, state
 
     def skips(self, feeds: Mapping[str, Array], count: int) -> bool:
-        """Return whether the resumed state contains these samples.
+        """Return True if the resumed state contains these samples.
 
         Raises:
             InputError: the state belongs to other data.

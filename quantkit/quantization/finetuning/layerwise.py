@@ -259,7 +259,7 @@ def _observe(
 
 
 def _is_whole(layer: _Layer, inputs: Array, shape: tuple[int, ...]) -> bool:
-    """Return whether a layer uses all input channels for each output: a grouped convolution does not."""
+    """Return True if a layer uses all input channels for each output: a grouped convolution does not."""
     return inputs.ndim == 2 if layer.node.op == "MatMul" else inputs.shape[-1] == shape[2]
 
 

@@ -276,7 +276,7 @@ def _find_trainables(graph: Graph, plan: Plan, bias_spec: Spec | None) -> Iterat
 
 
 def _is_trainable(graph: Graph, plan: Plan, name: str) -> bool:
-    """Return whether a node is a float constant that only layers of the plan use."""
+    """Return True if a node is a float constant that only layers of the plan use."""
     node = graph[name]
     is_float = node.is_constant and node.value.dtype is DType.FLOAT and name not in graph.endpoint_names
     return is_float and all(use.node.name in plan.pattern_of for use in graph.node_uses[name])

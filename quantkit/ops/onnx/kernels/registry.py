@@ -97,7 +97,7 @@ def kernel(ops: str, output_size: OutputSize | None = None) -> Callable[[Kernel]
 
 
 def has_kernel(op: str) -> bool:
-    """Return whether an ONNX op type has a NumPy kernel."""
+    """Return True if an ONNX op type has a NumPy kernel."""
     return op in KERNELS
 
 
