@@ -133,8 +133,8 @@ class JobFacts:
         return sum(self.activities.get(name, 0.0) for name in names)
 
 
-def usable_cores(machine: Machine) -> float:
-    """Return the number of cores that a job may use: those of its affinity, limited by the CPU quota."""
+def cpu_limit(machine: Machine) -> float:
+    """Return the number of logical cores that a job may use: those of its affinity, limited by the CPU quota."""
     cores = float(len(machine.affinity) or machine.logical_cores)
     return min(cores, machine.cpu_quota or cores)
 

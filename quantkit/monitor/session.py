@@ -11,7 +11,7 @@ from quantkit.benchmark.host.machine import Machine, this_machine
 from quantkit.formats.temporary import temporary_folder
 from quantkit.monitor.calls import read_calls
 from quantkit.monitor.counters import HardwareCounters, PerfStat
-from quantkit.monitor.facts import JobFacts, gather_facts, usable_cores
+from quantkit.monitor.facts import JobFacts, cpu_limit, gather_facts
 from quantkit.monitor.gpu import GpuReader
 from quantkit.monitor.job import Job, OnOutput, Watch, job_environment
 from quantkit.monitor.processes import ProcessReader
@@ -149,7 +149,7 @@ class _Session:
                 steps = read_steps(folder)
                 facts = gather_facts(
                     recorder.samples,
-                    cores=usable_cores(self._machine),
+                    cores=cpu_limit(self._machine),
                     steps=steps,
                     calls=read_calls(folder),
                     counters=counters,

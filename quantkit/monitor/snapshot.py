@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from quantkit.benchmark.host.machine import Machine
 from quantkit.monitor.counters import HardwareCounters
-from quantkit.monitor.facts import gather_facts, usable_cores
+from quantkit.monitor.facts import cpu_limit, gather_facts
 from quantkit.monitor.sample import JobSample
 from quantkit.monitor.series import make_series
 from quantkit.monitor.verdict import find_bottleneck
@@ -43,7 +43,7 @@ def take_snapshot(samples: Sequence[JobSample], machine: Machine, uses_gpu: bool
     recent = samples[-RECENT:]
     facts = gather_facts(
         recent,
-        cores=usable_cores(machine),
+        cores=cpu_limit(machine),
         steps=None,
         calls=(),
         counters=HardwareCounters({}, "counted until the end"),

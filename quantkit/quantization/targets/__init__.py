@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from quantkit.quantization.targets import eightbit, litert, onnx, tensorflow
 from quantkit.quantization.targets.base import Target
-from quantkit.quantization.targets.check import check_target
+from quantkit.quantization.targets.check import check_definition
 from quantkit.quantization.targets.eightbit import EightbitTarget
 from quantkit.quantization.targets.litert import LiteRTTarget
 from quantkit.quantization.targets.onnx import OnnxTarget
@@ -32,7 +32,7 @@ REGISTRY = Registry(
     "target",
     Target,
     (onnx.TARGET, tensorflow.TARGET, eightbit.TARGET, litert.TARGET),
-    check_target,
+    check_definition,
 )
 
 

@@ -14,7 +14,7 @@ from quantkit.runtimes import runtimes
 _PRECISIONS = (FLOAT, BFLOAT16)
 
 
-def check_target(target: Target) -> None:
+def check_definition(target: Target) -> None:
     """Check the fields of a target, so that no later step fails on them.
 
     Raises:
