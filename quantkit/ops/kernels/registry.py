@@ -10,8 +10,9 @@ import numpy as np
 
 from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
-from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ir.tensor import Array, DType
 from quantkit.limits import check_size
+from quantkit.ops.kernel_errors import KERNEL_ERRORS, kernel_error
 from quantkit.ops.kernels.output_sizes import OutputSize, sum_of_inputs
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
@@ -103,11 +104,8 @@ def _guard(function: Kernel) -> GuardedKernel:
                 result = function(node, inputs)
             outputs = result if isinstance(result, tuple) else (result,)
             return _cast_outputs(node, outputs)
-        except MemoryError:
-            raise GraphError(f"node {node.name!r} ({node.op}) needs more memory than this machine has") from None
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, ZeroDivisionError) as error:
-            shapes = ", ".join(str(Shape(array.shape)) for array in inputs) or "none"
-            raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error
+        except KERNEL_ERRORS as error:
+            raise kernel_error(node, inputs, error) from error
 
     return run
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.errors import GraphError, UnavailableError
+from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Node
-from quantkit.ir.tensor import Array, Shape
+from quantkit.ir.tensor import Array
 from quantkit.limits import check_size
+from quantkit.ops.kernel_errors import KERNEL_ERRORS, kernel_error
 
 # Opset that applies if the caller gives no opset.
 LATEST_OPSET = 25
@@ -131,11 +132,8 @@ def evaluate(node: Node, inputs: Sequence[Array | None], opset: int = LATEST_OPS
         with np.errstate(all="ignore"):
             result = function(call)
         return tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, ZeroDivisionError) as error:
-        shapes = ", ".join("none" if array is None else str(Shape(array.shape)) for array in inputs) or "none"
-        raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error
-    except MemoryError:
-        raise GraphError(f"node {node.name!r} ({node.op}) needs more memory than this machine has") from None
+    except KERNEL_ERRORS as error:
+        raise kernel_error(node, inputs, error) from error
 
 
 def _check_size(call: Call) -> None:
