@@ -44,6 +44,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--benchmark-name", default="", help="name of the result in the file of --output-prefix")
     parser.add_argument("--output-prefix", default="", help="prefix of the file for the result")
+    _add_tables(parser)
+    add_offline(parser)
+
+
+def _add_tables(parser: ArgumentParser) -> None:
     add_boolean(parser, "--show-sizes", "list the output shapes of nodes (default: false)")
     add_boolean(parser, "--show-run-order", "list nodes in the order of execution (default: true)", default=True)
     parser.add_argument(
@@ -66,7 +71,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_boolean(parser, "--show-type", "list the time of each op type (default: true)", default=True)
     add_boolean(parser, "--show-summary", "print the variation of the runs (default: true)", default=True)
     add_boolean(parser, "--show-flops", "estimate floating-point operations (default: false)")
-    add_offline(parser)
 
 
 def run(args: Namespace) -> int:

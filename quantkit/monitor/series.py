@@ -44,72 +44,84 @@ class Series:
         return {"seconds": list(self.seconds), "metrics": metrics}
 
 
+Value = Callable[[JobSample], float]
+Pairs = Sequence[tuple[JobSample, JobSample]]
+# Counters whose increase per second is shown, divided by a factor: title, measure, factor, value of a sample by name.
+Rates = tuple[str, str, float, Mapping[str, Value]]
+CPU_OF_JOB: Rates = (
+    "CPU of the job",
+    "cores",
+    1.0,
+    {
+        "user": lambda sample: sum(thread.user for thread in sample.threads),
+        "system": lambda sample: sum(thread.system for thread in sample.threads),
+    },
+)
+COUNTERS: tuple[Rates, ...] = (
+    (
+        "page faults of the job",
+        "1/s",
+        1.0,
+        {
+            "without disk access": lambda sample: sum(thread.minor_faults for thread in sample.threads),
+            "with disk access": lambda sample: sum(thread.major_faults for thread in sample.threads),
+        },
+    ),
+    (
+        "disk",
+        "MB/s",
+        1e6,
+        {
+            "job, read": lambda sample: sample.read,
+            "job, written": lambda sample: sample.written,
+            "host, read": lambda sample: sample.system.disk_read,
+            "host, written": lambda sample: sample.system.disk_written,
+        },
+    ),
+    (
+        "network of the host",
+        "MB/s",
+        1e6,
+        {
+            "received": lambda sample: sample.system.network_received,
+            "sent": lambda sample: sample.system.network_sent,
+        },
+    ),
+)
+MEMORY: Mapping[str, Value] = {
+    "job": lambda sample: sample.resident,
+    "host": lambda sample: sample.system.memory_used,
+}
+
+
 def make_series(samples: Sequence[JobSample]) -> Series:
     """Return the time series of samples in order."""
     pairs = list(pairwise(samples))
-
-    def rates(value: Callable[[JobSample], float], scale: float = 1.0) -> tuple[float | None, ...]:
-        return tuple(
-            round(max(value(after) - value(before), 0.0) / max(after.seconds - before.seconds, 1e-9) / scale, 3)
-            for before, after in pairs
-        )
-
-    def gauges(value: Callable[[JobSample], float], scale: float = 1.0) -> tuple[float | None, ...]:
-        return tuple(round(value(after) / scale, 3) for _, after in pairs)
-
-    metrics = [
+    memory = {name: tuple(round(value(after) / 1e6, 3) for _, after in pairs) for name, value in MEMORY.items()}
+    metrics = (
         Metric("CPU, all cores", "%", _host_cpu(pairs)),
         *_cores(pairs),
-        Metric(
-            "CPU of the job",
-            "cores",
-            {
-                "user": rates(lambda sample: sum(thread.user for thread in sample.threads)),
-                "system": rates(lambda sample: sum(thread.system for thread in sample.threads)),
-            },
-        ),
+        _rates(pairs, CPU_OF_JOB),
         Metric("run states of the job", "%", _activities(pairs)),
-        Metric(
-            "memory",
-            "MB",
-            {
-                "job": gauges(lambda sample: sample.resident, 1e6),
-                "host": gauges(lambda sample: sample.system.memory_used, 1e6),
-            },
-        ),
-        Metric(
-            "page faults of the job",
-            "1/s",
-            {
-                "without disk access": rates(lambda sample: sum(thread.minor_faults for thread in sample.threads)),
-                "with disk access": rates(lambda sample: sum(thread.major_faults for thread in sample.threads)),
-            },
-        ),
-        Metric(
-            "disk",
-            "MB/s",
-            {
-                "job, read": rates(lambda sample: sample.read, 1e6),
-                "job, written": rates(lambda sample: sample.written, 1e6),
-                "host, read": rates(lambda sample: sample.system.disk_read, 1e6),
-                "host, written": rates(lambda sample: sample.system.disk_written, 1e6),
-            },
-        ),
-        Metric(
-            "network of the host",
-            "MB/s",
-            {
-                "received": rates(lambda sample: sample.system.network_received, 1e6),
-                "sent": rates(lambda sample: sample.system.network_sent, 1e6),
-            },
-        ),
+        Metric("memory", "MB", memory),
+        *(_rates(pairs, counters) for counters in COUNTERS),
         *_gpus(pairs),
-    ]
+    )
     start = samples[0].seconds if samples else 0.0
-    return Series(tuple(round(after.seconds - start, 3) for _, after in pairs), tuple(metrics))
+    return Series(tuple(round(after.seconds - start, 3) for _, after in pairs), metrics)
 
 
-Pairs = Sequence[tuple[JobSample, JobSample]]
+def _rates(pairs: Pairs, rates: Rates) -> Metric:
+    """Return the increase of counters per second."""
+    title, measure, factor, values = rates
+
+    def increase(value: Value, before: JobSample, after: JobSample) -> float:
+        seconds = max(after.seconds - before.seconds, 1e-9)
+        return round(max(value(after) - value(before), 0.0) / seconds / factor, 3)
+
+    return Metric(
+        title, measure, {name: tuple(increase(value, *pair) for pair in pairs) for name, value in values.items()}
+    )
 
 
 def _host_cpu(pairs: Pairs) -> dict[str, tuple[float | None, ...]]:

@@ -1,5 +1,6 @@
 """The verb ``transform``: load a model, apply a recipe, verify, and write the result."""
 
+import itertools
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +32,6 @@ from quantkit.model.exporters import EXPORTERS
 from quantkit.model.exporters.files import OutputFile
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.recipes.driver import RecipeLike, as_recipe, run
-from quantkit.recipes.grammar import Step
 from quantkit.recipes.recipe import Recipe
 from quantkit.recipes.trace import SKIP, STOP, Trace
 from quantkit.recipes.trace_file import check_trace_path
@@ -226,18 +226,14 @@ def apply_recipe(
         from quantkit.recipes.verify import make_verifier
 
         check = make_verifier(model, before, data=data, runtime=runtime, seed=seed, tolerance=tolerance)
-    steps = iter(range(len(recipe.steps)))
-
-    def report_step(step: Step) -> None:
-        on_progress(Progress("transforming", next(steps), len(recipe.steps), step.name))
-
+    count, numbers = len(recipe.steps), itertools.count()
     after, record = runner(
         recipe,
         before,
         services=_services(evaluate_with),
         check=check,
         on_mismatch=on_mismatch or STOP,
-        on_step=report_step,
+        on_step=lambda step: on_progress(Progress("transforming", next(numbers), count, step.name)),
     )
     if check is not None and check.warning:
         on_message(f"warning: {check.warning}")
@@ -246,11 +242,7 @@ def apply_recipe(
     signature = model.signature.following(before, after) if model.signature else None
     with formats.name_written_files(output, trace):
         num_bytes = 0 if file is None else file.write(after, signature)
-        for step in record.records:
-            if step.ignored:
-                on_message(f"{step.step.name}: Ignoring error {step.ignored}")
-            if step.undone:
-                on_message(f"{step.step.name}: undone: {step.undone}")
+        _report_failures(record, on_message)
         record = replace(
             record,
             model=model.name,
@@ -263,6 +255,15 @@ def apply_recipe(
         if trace is not None:
             record.save(expand_user(trace))
     return replace(model, runnable=after, inputs=None, outputs=None, signature=signature, trace=record)
+
+
+def _report_failures(record: Trace, on_message: OnMessage) -> None:
+    """Report the steps whose errors were ignored, and those that were undone."""
+    for step in record.records:
+        if step.ignored:
+            on_message(f"{step.step.name}: Ignoring error {step.ignored}")
+        if step.undone:
+            on_message(f"{step.step.name}: undone: {step.undone}")
 
 
 def _classic_quantization_note(name: str) -> str:
