@@ -112,7 +112,8 @@ def test_result_of_the_function(records: str, tmp_path: Path) -> None:
     result = qk.data.optimize(dataset, output=path, time_budget=0.5)
     assert isinstance(result.dataset, tf.data.Dataset)
     assert result.dataset.element_spec == dataset.element_spec
-    assert [step.name for step in result.steps] == [*REWRITES, "cache"]
+    # With a cache, rewrites that did not gain before are tried again.
+    assert [step.name for step in result.steps][: len(REWRITES) + 1] == [*REWRITES, "cache"]
     assert json.loads(json.dumps(result.to_json()))["schema"] == "quantkit.data_optimize/1"
     assert str(result)
     assert result._repr_html_().startswith("<pre>")
