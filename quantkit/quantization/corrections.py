@@ -14,7 +14,13 @@ Cross-layer equalization: relu(s * y) = s * relu(y) for s > 0, so that a channel
 through a ReLU, from the weights and bias of one layer to the weights of the next one:
 
     s = sqrt(max |W_2| of this input channel / max |W_1| of this output channel)
+
+With the largest values of the channels, s also equalizes the tensor between both layers, and passes a Relu6 in channels
+that stay below 6.
 """
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +39,12 @@ from quantkit.quantization.ranges import Ranges
 Floats = npt.NDArray[np.float64]
 # Largest factor for one channel: a nearly dead channel must not increase the noise of the next layer.
 MAX_SCALING = 16.0
+# Iterations over all pairs of layers: a layer between two others has factors at both sides.
+SWEEPS = 8
+# Limit of Relu6, and the fraction of it for the largest observed value: other samples may have larger ones.
+RELU6_LIMIT, RELU6_FRACTION = 6.0, 0.85
+# Common factors of the channels of a tensor that the search tries.
+COMMON_FACTORS = np.exp2(np.arange(-4, 4.01, 0.25))
 
 
 def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
@@ -79,29 +91,42 @@ def _by_channel(value: Tensor, count: int) -> Array:
     return np.broadcast_to(value.array.reshape(-1), (count,))
 
 
-def equalize(graph: Graph, plan: Plan) -> Graph:
-    """Return an equal graph with equalized scales of consecutive layers.
+def equalize(graph: Graph, plan: Plan, maxima: Mapping[Edge, Array] = MappingProxyType({})) -> Graph:
+    """Return a graph with equalized scales of consecutive layers.
 
     Only where it is exact: the first pattern ends in Relu or has no activation, its output has
     one consumer, and it adds no residual.
+
+    Args:
+        graph: float TensorFlow graph.
+        plan: plan of ``graph``.
+        maxima: largest absolute value of each channel by edge. With them, the tensor between both
+            layers is equalized, too, and weights that have a scale per channel are ignored. The
+            first pattern may end in Relu6: the result is exact for inputs within the maxima.
     """
-    values: dict[str, Floats] = {}
-    consumer_of = {pattern.input: pattern for pattern in plan.patterns}
+    maxima = {edge: values for edge, values in maxima.items() if np.isfinite(values).all()}
+    consumer_of = {pattern.input: pattern for pattern in plan.patterns if pattern.weights}
+    pairs = []
     for first in plan.patterns:
         second = consumer_of.get(first.output)
-        if second is not None and _is_exact(graph, first, second):
-            _equalize_pair(graph, first, second, values)
+        if first.weights and second is not None and _is_equalizable(graph, first, second, maxima):
+            pairs.append(_Pair(graph, plan, first, second, maxima.get(first.output)))
+    values: dict[str, Floats] = {}
+    for _ in range(SWEEPS if maxima else 1):
+        for pair in pairs:
+            pair.equalize(values)
     draft = Draft(graph)
     for name, value in values.items():
         draft.replace(name, constant(name, value.astype(np.float32)))
     return draft.graph()
 
 
-def _is_exact(graph: Graph, first: FusedPattern, second: FusedPattern) -> bool:
+def _is_equalizable(graph: Graph, first: FusedPattern, second: FusedPattern, maxima: Mapping[Edge, Array]) -> bool:
     constants = [first.weights, second.weights, *([_bias_of(graph, first)] if first.bias else [])]
+    activations = ("", "Relu", "Relu6") if first.output in maxima else ("", "Relu")
     return (
         not first.add
-        and (not first.activation or graph[first.activation].op == "Relu")
+        and (graph[first.activation].op if first.activation else "") in activations
         and len(graph.uses.get(first.output, ())) == 1
         and first.output.node not in graph.endpoint_names
         and all(len(graph.uses.get(Edge(name), ())) == 1 and name not in graph.endpoint_names for name in constants)
@@ -112,29 +137,84 @@ def _bias_of(graph: Graph, pattern: FusedPattern) -> str:
     return next(edge.node for edge in graph[pattern.bias].inputs if graph.constant_of(edge) is not None)
 
 
-def _equalize_pair(graph: Graph, first: FusedPattern, second: FusedPattern, values: dict[str, Floats]) -> None:
-    def value(name: str) -> Floats:
-        return values.get(name, graph[name].value.array.astype(np.float64))
+class _Pair:
+    """Two consecutive layers, and the scale of each channel between them."""
 
-    before, after = value(first.weights), value(second.weights)
-    producer, consumer = graph[first.layer], graph[second.layer]
-    facts = find_layer(producer)
-    assert facts is not None
-    sizes_out = _max_abs(before, facts.weights_axes)
-    sizes_in = _max_abs(after, _input_axes(consumer))
-    if len(sizes_out) != len(sizes_in):
-        return
-    nonzero = (sizes_out > 0) & (sizes_in > 0)
-    scale = np.ones_like(sizes_out)
-    scale[nonzero] = np.clip(np.sqrt(sizes_in[nonzero] / sizes_out[nonzero]), 1 / MAX_SCALING, MAX_SCALING)
-    values[first.weights] = before * facts.reshape_for_weights(scale, before.shape)
-    if first.bias:
-        name = _bias_of(graph, first)
-        values[name] = (
-            _by_channel(graph[name].value, len(scale)) * scale if name not in values else values[name] * scale
-        )
-    shape = [size if axis in _input_axes(consumer) else 1 for axis, size in enumerate(after.shape)]
-    values[second.weights] = after / scale.reshape(shape)
+    def __init__(
+        self, graph: Graph, plan: Plan, first: FusedPattern, second: FusedPattern, maxima: Array | None
+    ) -> None:
+        self.graph = graph
+        self.first, self.second = first, second
+        self.maxima = None if maxima is None else maxima.astype(np.float64)
+        self.scale: Floats | None = None
+        consumer = graph[second.layer]
+        self.input_axes = _input_axes(consumer)
+        # A scale per channel of the weights absorbs the factors of its channels.
+        is_free = maxima is not None and bool(plan.weights[second.weights].axes)
+        self.counts_first = maxima is None or not plan.weights[first.weights].axes
+        self.counts_second = not (is_free and consumer.op == "DepthwiseConv2dNative")
+        has_clamp = bool(first.activation) and graph[first.activation].op == "Relu6"
+        self.ceiling = RELU6_FRACTION * RELU6_LIMIT if has_clamp else np.inf
+
+    def equalize(self, values: dict[str, Floats]) -> None:
+        """Move the factors of the channels from the first to the second layer.
+
+        Args:
+            values: constants that are equalized already; it receives those of this pair.
+        """
+
+        def value(name: str) -> Floats:
+            return values.get(name, self.graph[name].value.array.astype(np.float64))
+
+        before, after = value(self.first.weights), value(self.second.weights)
+        facts = find_layer(self.graph[self.first.layer])
+        assert facts is not None, "patterns have a layer with known axes"
+        sizes_out, sizes_in = _max_abs(before, facts.weights_axes), _max_abs(after, self.input_axes)
+        if len(sizes_out) != len(sizes_in) or (self.maxima is not None and len(self.maxima) != len(sizes_in)):
+            return
+        factor = self._find_factor(sizes_out, sizes_in)
+        values[self.first.weights] = before * facts.reshape_for_weights(factor, before.shape)
+        if self.first.bias:
+            name = _bias_of(self.graph, self.first)
+            values[name] = (
+                _by_channel(self.graph[name].value, len(factor)) * factor
+                if name not in values
+                else (values[name] * factor)
+            )
+        shape = [size if axis in self.input_axes else 1 for axis, size in enumerate(after.shape)]
+        values[self.second.weights] = after / factor.reshape(shape)
+
+    def _find_factor(self, sizes_out: Floats, sizes_in: Floats) -> Floats:
+        """Return the factor of each channel, relative to the present scale."""
+        scale = np.ones_like(sizes_out) if self.scale is None else self.scale
+        multiplied = [sizes_out] if self.counts_first else []
+        if self.maxima is not None:
+            multiplied.append(self.maxima * scale)
+        divided = [sizes_in] if self.counts_second else []
+        used = np.all([sizes > 0 for sizes in (sizes_out, sizes_in, *multiplied)], axis=0)
+        # The mean of the logarithms is that of the channel without a factor.
+        target = np.ones_like(scale)
+        ratios = [1 / sizes[used] for sizes in multiplied] + [sizes[used] for sizes in divided]
+        target[used] = np.prod(ratios, axis=0) ** (1 / len(ratios)) if ratios else 1.0
+        self.scale = self._limit(scale * target, [sizes / scale for sizes in multiplied], [x * scale for x in divided])
+        return np.asarray(self.scale / scale)
+
+    def _limit(self, target: Floats, multiplied: list[Floats], divided: list[Floats]) -> Floats:
+        """Return scales within the limits, multiplied by the common factor that loses the fewest bits."""
+        upper = np.full_like(target, MAX_SCALING)
+        lower = 1 / upper
+        if self.maxima is not None and np.isfinite(self.ceiling):
+            is_clamped = self.maxima >= self.ceiling
+            upper = np.where(is_clamped, 1.0, np.minimum(upper, self.ceiling / np.maximum(self.maxima, 1e-12)))
+            lower = np.where(is_clamped, 1.0, lower)
+        best, least = target, np.inf
+        for factor in COMMON_FACTORS if self.maxima is not None else (1.0,):
+            scale = np.clip(factor * target, lower, upper)
+            tensors = [sizes * scale for sizes in multiplied] + [sizes / scale for sizes in divided]
+            lost_bits = sum(float(np.log2(sizes.max() / np.maximum(sizes, 1e-12)).sum()) for sizes in tensors)
+            if lost_bits < least:
+                best, least = scale, lost_bits
+        return np.asarray(best)
 
 
 def _input_axes(layer: Node) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ Quantizes each case of `CASES` three times, each in its own process: calibrated,
 ``--finetune STEPS``. BUILD holds the trained network, and the file of the Inception v3 stand-in. For each model:
 top-1 (with labels), agreement and KL divergence with the float model on held-out images, seconds and peak memory of the
 process, the recovered fraction of the loss, and the agreement of the file with its simulation in each runtime. `FORMS`
-are all targets after the layer-wise fit. Writes `finetuning.json`, after each model; models that the file has are not
+are all targets after ``--finetune STEPS``. Writes `finetuning.json`, after each model; models that the file has are not
 measured again. The case `inception_v3` takes hours on two cores.
 """
 
@@ -31,11 +31,11 @@ from finetuning_networks import PROBLEMS, Problem  # noqa: E402
 
 import quantkit as qk  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
-from quantkit.formats.temporary import temporary_folder  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 from quantkit.quantization.finetuning.simulation import simulate  # noqa: E402
 from quantkit.quantization.finetuning.simulator import VALUES, Objective, Simulator  # noqa: E402
 from quantkit.quantization.finetuning.variables import Variables  # noqa: E402
+from quantkit.quantization.targets import find_target  # noqa: E402
 from quantkit.quantization.workflow.conversion import Conversion  # noqa: E402
 from quantkit.quantization.workflow.fine_tuning import correct  # noqa: E402
 from quantkit.runtimes import open_session  # noqa: E402
@@ -70,7 +70,10 @@ class Case:
 CASES = {
     "mobilenet_7_bits_per_tensor": Case("mobilenet", scheme={"weights": "qint8 symmetric reduce_range"}),
     "mobilenet_7_bits": Case("mobilenet", reduce_range=True),
-    "digits_eightbit": Case("digits", "eightbit"),
+    "mobilenet_eightbit": Case("mobilenet", "eightbit"),
+    "separable_tensorflow_7_bits_per_tensor": Case(
+        "separable", "tensorflow", scheme={"weights": "qint8 symmetric reduce_range"}
+    ),
     "pplcnet_orientation": Case("pplcnet_orientation"),
     "inception_v3": Case("inception_v3"),
 }
@@ -81,9 +84,12 @@ FORMS = {
 }
 
 
-def measure(case: Case, method: str, build: Path) -> dict[str, Any]:
+def measure(name: str, method: str, build: Path) -> dict[str, Any]:
     """Return the figures of one model; the process must be new."""
+    case = (CASES | FORMS)[name]
     problem = PROBLEMS[case.problem](build)
+    # An interrupted training continues from the state next to the file.
+    output = build / f"{name}.{method}{find_target(case.target).suffixes[0]}"
     scheme = {"target": case.target, **(case.scheme or {})}
     start = perf_counter()
     result = qk.quantize(
@@ -94,31 +100,30 @@ def measure(case: Case, method: str, build: Path) -> dict[str, Any]:
         limit=len(problem.calibration),
         finetune=None if method == CALIBRATED else method,
         runs=0,
+        output=output,
         **problem.options,
     )
     seconds = perf_counter() - start
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    row = {"seconds": round(seconds, 1), "peak_bytes": peak_bytes, **compare(result, problem)}
+    row = {"seconds": round(seconds, 1), "peak_bytes": peak_bytes, **compare(result, problem, output)}
     if result.report.fine_tuning is not None:
         row["report"] = result.report.fine_tuning.to_json()
     return row
 
 
-def compare(result: qk.QuantizationResult, problem: Problem) -> dict[str, Any]:
+def compare(result: qk.QuantizationResult, problem: Problem, path: Path) -> dict[str, Any]:
     """Return the accuracy on the held-out samples, and the agreement of the file with its simulation."""
     conversion = result.conversion
-    with open_session(conversion.float_graph or conversion.graph, "auto") as session:
+    with open_session(qk.load(problem.model, **problem.options).graph, "auto") as session:
         floats = compute_scores(session, problem.held_out)
-    simulated = simulate_scores(conversion, problem.held_out[:NUM_SIMULATED])
-    figures: dict[str, Any] = {}
-    with temporary_folder() as folder:
-        path = result.save(folder / f"model{conversion.target.suffixes[0]}")
-        for runtime in conversion.runtimes:
-            with open_session(path, runtime) as session:
-                scores = compute_scores(session, problem.held_out)
-            figures.setdefault("accuracy", describe(floats, scores, problem.labels))
-            figures.setdefault("simulation", {})[runtime] = round(agreement(simulated, scores[:NUM_SIMULATED]), 4)
-    return {"float": describe(floats, floats, problem.labels), **figures}
+    figures: dict[str, Any] = {"float": describe(floats, floats, problem.labels), "accuracy": {}, "simulation": {}}
+    for runtime in conversion.runtimes:
+        with open_session(path, runtime) as session:
+            scores = compute_scores(session, problem.held_out)
+        simulated = simulate_scores(conversion, runtime, problem.held_out[:NUM_SIMULATED])
+        figures["accuracy"][runtime] = describe(floats, scores, problem.labels)
+        figures["simulation"][runtime] = round(agreement(simulated, scores[:NUM_SIMULATED]), 4)
+    return figures
 
 
 def compute_scores(session: Session, samples: Array) -> Array:
@@ -128,10 +133,10 @@ def compute_scores(session: Session, samples: Array) -> Array:
     return np.stack([next(iter(outputs.values())).reshape(-1) for outputs in runs])
 
 
-def simulate_scores(conversion: Conversion, samples: Array) -> Array:
-    """Return the class scores that the simulation computes."""
+def simulate_scores(conversion: Conversion, runtime: str, samples: Array) -> Array:
+    """Return the class scores that the simulation of a runtime computes."""
     corrected = correct(conversion)
-    simulation = simulate(corrected.graph, corrected.plan, corrected.ranges)
+    simulation = simulate(corrected.graph, corrected.plan, corrected.ranges, runtime)
     variables = Variables.of(simulation)
     simulator = Simulator(simulation, variables, Objective(VALUES, (1.0,)))
     zeros = variables.zeros()
@@ -162,18 +167,18 @@ def log_probabilities(scores: Array) -> Array:
     return normalized
 
 
-def compute_recovery(rows: Mapping[str, Mapping[str, Any]], method: str) -> dict[str, float]:
-    """Return the fraction of the loss of the calibrated model that a method recovers, for each metric."""
-    floats, calibrated, tuned = (
-        rows[CALIBRATED]["float"],
-        rows[CALIBRATED]["accuracy"],
-        rows[method]["accuracy"],
-    )
-    return {
-        name: round((tuned[name] - calibrated[name]) / (value - calibrated[name]), 3)
-        for name, value in floats.items()
-        if abs(value - calibrated[name]) > LEAST_LOSS[name]
-    }
+def compute_recovery(rows: Mapping[str, Mapping[str, Any]], method: str) -> dict[str, dict[str, float]]:
+    """Return the fraction of the loss of the calibrated model that a method recovers, by runtime and metric."""
+    floats = rows[CALIBRATED]["float"]
+    recovered: dict[str, dict[str, float]] = {}
+    for runtime, calibrated in rows[CALIBRATED]["accuracy"].items():
+        tuned = rows[method]["accuracy"][runtime]
+        recovered[runtime] = {
+            name: round((tuned[name] - calibrated[name]) / (value - calibrated[name]), 3)
+            for name, value in floats.items()
+            if abs(value - calibrated[name]) > LEAST_LOSS[name]
+        }
+    return recovered
 
 
 def run(name: str, method: str, build: Path) -> dict[str, Any]:
@@ -194,12 +199,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.method:
         logging.disable(logging.WARNING)
-        print(json.dumps(measure((CASES | FORMS)[options.cases[0]], options.method, options.build)))
+        print(json.dumps(measure(options.cases[0], options.method, options.build)))
         return
     options.build.mkdir(parents=True, exist_ok=True)
-    for name in options.cases or CASES | FORMS:
-        for method in (CALIBRATED, LAYERWISE, options.steps) if name in CASES else (LAYERWISE,):
-            if method not in rows_of(read(), name):
+    names = options.cases or list(CASES | FORMS)
+    for method in (CALIBRATED, options.steps, LAYERWISE):
+        for name in names:
+            if (name in CASES or method == options.steps) and method not in rows_of(read(), name):
                 row = run(name, method, options.build)
                 print(name, method, json.dumps(row), flush=True)
                 save(name, method, row)

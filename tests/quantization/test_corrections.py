@@ -132,3 +132,25 @@ def test_equalizing_keeps_the_outputs(text: str) -> None:
 def test_only_exact_pairs_are_equalized(old: str, new: str) -> None:
     graph = from_text(DENSE.replace(old, new))
     assert equalize(graph, annotate(graph)) == graph
+
+
+def test_channels_below_the_limit_of_relu6_are_equalized() -> None:
+    graph = from_text(CONVOLVED.replace("r = Relu(n", "r = Relu6(n"))
+    uneven = graph["w"].value.array * np.float32([0.02, 1.0])
+    graph = graph.with_nodes(
+        node.with_attrs(value=type(node.value).of(uneven)) if node.name == "w" else node
+        for node in graph.nodes.values()
+    )
+    inputs = examples(CONVOLVED)
+    observed = graph.with_endpoints(None, [Edge("r")])
+    with open_session(observed, "reference") as session:
+        maxima = np.concatenate([session.run({"x": example[None]})["r"] for example in inputs]).max((0, 1, 2))
+    assert (maxima == 6).any()
+    assert ((maxima > 0) & (maxima < 1)).any()
+    coarse = Scheme.for_target("onnx", weights=Scheme().weights.parse("qint8 symmetric"))
+    equalized = equalize(graph, annotate(graph, coarse), {Edge("r"): maxima})
+    np.testing.assert_allclose(outputs(equalized, inputs), outputs(graph, inputs), rtol=1e-4, atol=1e-4)
+    channels = [np.abs(each["w"].value.array).max((0, 1)).reshape(-1) for each in (graph, equalized)]
+    np.testing.assert_allclose(channels[1][maxima == 6], channels[0][maxima == 6], rtol=1e-6)
+    small = (maxima > 0) & (maxima < 1)
+    assert (channels[1][small] > 2 * channels[0][small]).all()

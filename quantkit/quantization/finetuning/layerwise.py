@@ -175,20 +175,21 @@ def tune_layers(
         on_progress: callback for the finished layers.
     """
     simulator = training.simulator
-    before = training.evaluate(simulator.variables.zeros())
+    best = before = training.evaluate_start()
     layers = _find_layers(simulator.simulation)
-    simulation, done = simulator.simulation, 0
-    for group in _passes(layers, simulation):
-        moments = _observe(simulator.tf, simulation, float_simulation, group, training)
+    done = 0
+    for group in _passes(layers, simulator.simulation):
+        moments = _observe(simulator.tf, simulator.simulation, float_simulation, group, training)
         tensors: dict[str, Tensor] = {}
         for layer in group:
-            tensors.update(_tune_layer(simulation, layer, moments[layer.node.name], biases))
+            tensors.update(_tune_layer(simulator.simulation, layer, moments.get(layer.node.name), biases))
             done += 1
             on_progress(Progress("fine-tuning", done, len(layers), layer.trainable.layers[0]))
-        simulation = _with_values(simulation, tensors)
-    tuned = Simulator(simulation, Variables.of(simulation), simulator.objective)
-    after = replace(training, simulator=tuned).evaluate(tuned.variables.zeros())
-    return TrainingResult(tuned, tuned.variables.zeros(), before, after, done)
+        tuned = simulator.with_simulation(_with_values(simulator.simulation, tensors))
+        distance = replace(training, simulator=tuned).evaluate_start()
+        if distance.loss < best.loss:
+            simulator, best = tuned, distance
+    return TrainingResult(simulator, simulator.variables.zeros(), before, best, done)
 
 
 def _find_layers(simulation: Simulation) -> list[_Layer]:

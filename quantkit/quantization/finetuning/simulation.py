@@ -27,6 +27,7 @@ from quantkit.quantization.targets import find_target
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
 # Attribute that selects the gradient of a node instead of that of its op type.
 GRADIENT_ATTRIBUTE = "_gradient_op_type"
+TYPE = {"T": DType.FLOAT}
 LEARNED_STEP = b"QuantkitLearnedStep"
 # Largest number of elements whose positions float32 distinguishes.
 MAX_TRACED = 1 << 24
@@ -60,11 +61,13 @@ class QuantizedEdge:
         node: name of the FakeQuant.
         owner: edge of the float graph whose range determines the limits.
         parameters: calibrated quantization parameters.
+        is_rounded: False for an edge whose values the runtime clamps, but does not round.
     """
 
     node: str
     owner: Edge
     parameters: QuantizationParameters
+    is_rounded: bool = True
 
     @property
     def steps(self) -> int:
@@ -114,13 +117,14 @@ class Simulation:
     learned: frozenset[Edge]
 
 
-def simulate(graph: Graph, plan: Plan, ranges: Ranges) -> Simulation:
+def simulate(graph: Graph, plan: Plan, ranges: Ranges, runtime: str = "") -> Simulation:
     """Return the simulation of a quantized model.
 
     Args:
         graph: float graph.
         plan: plan of ``graph`` that quantizes activations.
         ranges: ranges of every edge of the plan, shared within its groups.
+        runtime: runtime of the target whose kernels are simulated (default: all edges of the plan are rounded).
 
     Raises:
         UnavailableError: an ONNX op has no TensorFlow form.
@@ -129,8 +133,9 @@ def simulate(graph: Graph, plan: Plan, ranges: Ranges) -> Simulation:
     parameters = target.edge_parameters(graph, plan, ranges)
     marked, markers = _mark_edges(graph, plan, list(parameters), target.quantizes_all_consumers(graph))
     translated = as_tensorflow(marked)
+    unrounded = target.unrounded_edges(graph, plan, runtime)
     edges = tuple(
-        QuantizedEdge(node, _owner(plan, target.range_edge(plan, edge)), parameters[edge])
+        QuantizedEdge(node, _owner(plan, target.range_edge(plan, edge)), parameters[edge], edge not in unrounded)
         for edge, marker in markers.items()
         for node in (marker, f"{marker}/nhwc")
         if node in translated and translated[node].op == "Identity"
@@ -213,7 +218,7 @@ def _mark_edges(graph: Graph, plan: Plan, edges: list[Edge], all_consumers: bool
     nodes = dict(graph.nodes)
     markers: dict[Edge, str] = {}
     outputs = list(graph.outputs)
-    attrs = {} if graph.dialect == onnx.DIALECT else {"T": DType.FLOAT}
+    attrs = {} if graph.dialect == onnx.DIALECT else TYPE
     for number, edge in enumerate(edges):
         marker = free_name(graph, f"fake_quant_{number}")
         markers[edge] = marker
@@ -235,6 +240,11 @@ def _add_fake_quants(graph: Graph, edges: tuple[QuantizedEdge, ...]) -> Graph:
         for name in names:
             nodes[name] = Node(name, "Placeholder", attrs={"dtype": DType.FLOAT})
         spec = edge.parameters.spec
+        if not edge.is_rounded:
+            above = Node(f"{edge.node}/above", "Maximum", (nodes[edge.node].inputs[0], Edge(names[0])), attrs=TYPE)
+            nodes[above.name] = above
+            nodes[edge.node] = Node(edge.node, "Minimum", (Edge(above.name), Edge(names[1])), attrs=TYPE)
+            continue
         nodes[edge.node] = Node(
             edge.node,
             FAKE_QUANT,

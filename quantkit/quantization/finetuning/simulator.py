@@ -30,8 +30,8 @@ from quantkit.runtimes.tensorflow_library import graph_def, import_tensorflow, s
 NO_GRADIENT = b"QuantkitNoGradient"
 # Probabilities below this are equal.
 LEAST_PROBABILITY = 1e-7
-# Weights of the parts of the loss: squared error of the logits, and the cross entropy of labels.
-LOGITS_WEIGHT, LABELS_WEIGHT = 0.01, 0.2
+# Weights of the parts of the loss: squared errors of the logits and of the features, and the cross entropy of labels.
+LOGITS_WEIGHT, FEATURES_WEIGHT, LABELS_WEIGHT = 0.01, 0.1, 0.2
 # Kinds of outputs.
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"
 
@@ -47,13 +47,16 @@ class Objective:
     Attributes:
         kind: `PROBABILITIES`, `LOGITS` or `VALUES`.
         powers: mean square of each output of the float model, which normalizes the errors.
+        feature_power: mean square of the features, the last output: the input of the last layer, which has more
+            values than the class scores; None without features.
     """
 
     kind: str
     powers: tuple[float, ...]
+    feature_power: float | None = None
 
     def loss(self, tf: Any, outputs: Sequence[Any], expected: Sequence[Any], classes: Any) -> Any:
-        """Return the mean loss of the samples, a TensorFlow scalar.
+        """Return the mean loss of the samples for the training, a TensorFlow scalar.
 
         Args:
             tf: TensorFlow.
@@ -61,6 +64,13 @@ class Objective:
             expected: outputs of the float model.
             classes: class index of each sample, -1 for a sample without a label.
         """
+        loss = self._distance(tf, outputs, expected, classes)
+        if self.feature_power is None:
+            return loss
+        errors = tf.math.squared_difference(outputs[-1], expected[-1])
+        return loss + FEATURES_WEIGHT * tf.reduce_mean(errors) / self.feature_power
+
+    def _distance(self, tf: Any, outputs: Sequence[Any], expected: Sequence[Any], classes: Any) -> Any:
         if self.kind == VALUES:
             errors = [
                 tf.reduce_mean(tf.math.squared_difference(output, target)) / power
@@ -77,10 +87,10 @@ class Objective:
         return divergence + LOGITS_WEIGHT * squares + LABELS_WEIGHT * tf.reduce_mean(labeled * entropies)
 
     def measure(self, outputs: Sequence[Array], expected: Sequence[Array]) -> float:
-        """Return the loss of arrays, without labels."""
+        """Return the loss of arrays, without labels and features."""
         tf = import_tensorflow()
         computed, targets = ([tf.constant(array, tf.float32) for array in arrays] for arrays in (outputs, expected))
-        return float(self.loss(tf, computed, targets, tf.fill([len(outputs[0])], -1)))
+        return float(self._distance(tf, computed, targets, tf.fill([len(outputs[0])], -1)))
 
     def _logits(self, tf: Any, values: Any) -> Any:
         values = tf.reshape(values, [tf.shape(values)[0], -1])
@@ -109,6 +119,10 @@ class Simulator:
             self.tf = import_tensorflow()
         _register_gradients(self.tf)
         self._ops = {node.name: node.op for node in simulation.graph.nodes.values()}
+
+    def with_simulation(self, simulation: Simulation) -> "Simulator":
+        """Return a simulator of another simulation, whose variables are 0, with the same objective."""
+        return Simulator(simulation, Variables.of(simulation), self.objective)
 
     def outputs(self, values: Sequence[Floats], feeds: Sequence[Array]) -> list[Array]:
         """Return the outputs of the simulation.

@@ -24,16 +24,16 @@ from quantkit.quantization.finetuning.simulator import VALUES, OutOfMemoryError,
 from quantkit.quantization.finetuning.variables import Floats
 
 LAYERWISE = "layerwise"
-# Samples of one step.
-BATCH = 32
-# Largest change of a variable per step: quantization steps of constants, and the logarithm of a scale.
-CONSTANT_RATE, SCALE_RATE = 0.01, 0.01
+# Largest and smallest number of samples of one step.
+BATCH, LEAST_BATCH = 32, 8
+# Largest change of a variable per step: quantization steps of weights, steps of biases, and the logarithm of a scale.
+WEIGHT_RATE, BIAS_RATE, SCALE_RATE = 0.01, 0.1, 0.003
 MOMENTUM, SQUARES_MOMENTUM, EPSILON = 0.9, 0.99, 1e-12
 # Fraction of the samples that is held out, and its largest number of samples.
 HELD_OUT, MAX_HELD_OUT = 0.2, 128
 # Number of evaluations of a training, and of evaluations without improvement that end it. The loss falls most in the
 # last part, with a small learning rate.
-EVALUATIONS, PATIENCE = 15, 8
+EVALUATIONS, PATIENCE = 15, 12
 # Fraction of the budget with a rising learning rate.
 WARM_UP = 0.05
 SAVE_SECONDS = 30.0
@@ -148,6 +148,7 @@ class Training:
         store: samples.
         budget: length of the training.
         seed: seed of the order of the samples.
+        batch: number of samples of one step.
         micro_batch: largest number of runs computed together.
         path: file of the state; None disables saving.
         key: text that identifies graph, plan, samples and options in the file.
@@ -159,6 +160,7 @@ class Training:
     store: SampleStore
     budget: Budget
     seed: int = 0
+    batch: int = BATCH
     micro_batch: int = BATCH
     path: Path | None = None
     key: str = ""
@@ -182,7 +184,7 @@ class Training:
     def run(self) -> TrainingResult:
         """Train until the budget is used up, or the held-out loss stops falling."""
         state = self._load() or _State.of(self.simulator.variables.zeros())
-        before = self.evaluate(self.simulator.variables.zeros())
+        before = self.evaluate_start()
         if state.best_loss == inf:
             state.best_loss = before.loss
         start, saved = self.clock() - state.seconds, self.clock()
@@ -218,23 +220,27 @@ class Training:
             return inf if isfinite(loss) else loss
         rate = (1 + cos(pi * done)) / 2 * min(1.0, (done + 1e-3) / WARM_UP)
         corrections = 1 - MOMENTUM**state.step, 1 - SQUARES_MOMENTUM**state.step
-        num_constants = len(self.simulator.variables.constants)
-        for index, gradient in enumerate(gradients):
+        for index, (gradient, largest_rate) in enumerate(zip(gradients, self._rates(), strict=True)):
             mean, squares = state.means[index], state.squares[index]
             mean *= MOMENTUM
             mean += (1 - MOMENTUM) * gradient
             squares *= SQUARES_MOMENTUM
             squares += (1 - SQUARES_MOMENTUM) * gradient * gradient
-            size = rate * (CONSTANT_RATE if index < num_constants else SCALE_RATE)
             state.values[index] -= (
-                size * (mean / corrections[0]) / (np.sqrt(squares / corrections[1]) + EPSILON)
+                rate * largest_rate * (mean / corrections[0]) / (np.sqrt(squares / corrections[1]) + EPSILON)
             ).astype(np.float32)
         return loss
+
+    def _rates(self) -> list[float]:
+        """Return the largest learning rate of each variable."""
+        variables = self.simulator.variables
+        rates = [BIAS_RATE if constant.limits is None else WEIGHT_RATE for constant in variables.constants]
+        return rates + [SCALE_RATE] * (len(variables.clipped) + len(variables.scales))
 
     def _batch(self, step: int) -> list[int]:
         """Return the runs of a step: every epoch has its own order."""
         per_run = max(self.store.counts)
-        size = min(max(1, BATCH // per_run), len(self.training_runs))
+        size = min(max(1, self.batch // per_run), len(self.training_runs))
         per_epoch = len(self.training_runs) // size
         epoch, position = divmod(step, per_epoch)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.training_runs))
@@ -277,6 +283,10 @@ class Training:
             state.failures += 1
         is_over = state.failures >= PATIENCE
         return str(evaluation), f"no better held-out loss in {PATIENCE} evaluations" if is_over else ""
+
+    def evaluate_start(self) -> HeldOutDistance:
+        """Measure the model before the training on the samples that are held out."""
+        return self.evaluate(self.simulator.variables.zeros())
 
     def evaluate(self, values: list[Floats]) -> HeldOutDistance:
         """Measure the samples that are held out from the training."""

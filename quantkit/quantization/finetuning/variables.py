@@ -51,8 +51,13 @@ class TrainedConstant:
         parameters = QuantizationParameters.of_weights(spec, values)
         sizes = [size if axis in spec.axes else 1 for axis, size in enumerate(values.shape)]
         step = parameters.scale.reshape(sizes)
-        first, last = (limit - parameters.zero_point.reshape(sizes) for limit in spec.limits)
-        return cls(trainable, values, step, ((first * step).astype(np.float32), (last * step).astype(np.float32)))
+        if spec.symmetric:
+            first, last = spec.limits
+            return cls(trainable, values, step, ((first * step).astype(np.float32), (last * step).astype(np.float32)))
+        # The rounded zero point moves the limits of the quantized values, which would give another scale.
+        rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
+        low, high = values.min(rest, initial=0, keepdims=True), values.max(rest, initial=0, keepdims=True)
+        return cls(trainable, values, step, (low.reshape(step.shape), high.reshape(step.shape)))
 
     def compute_values(self, values: Floats, clipping: Floats | None) -> Floats:
         """Return the trained values.

@@ -195,6 +195,16 @@ class Target(ABC):
         """
         return False
 
+    def unrounded_edges(self, graph: Graph, plan: Plan, runtime: str) -> frozenset[Edge]:
+        """Return the quantized edges whose values a runtime clamps, but does not round.
+
+        Args:
+            graph: float graph.
+            plan: plan of ``graph``.
+            runtime: name of one of `runtimes`.
+        """
+        return frozenset()
+
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
         """Return the reason why no int8 kernel computes a node.
 

@@ -33,6 +33,8 @@ from quantkit.transforms.precision.quantize_nodes import (
 from quantkit.transforms.precision.quantize_weights import quantize_weights
 
 QUANTIZED_SUFFIX = "/eightbit"
+# QuantizedBiasAdd computes in steps of its largest limit over 2^14.
+BIAS_ADD_FACTOR, INT32_STEPS = np.float32(1 << 17), 2.0**32
 FLOAT_SUFFIX = "/float"
 
 
@@ -119,7 +121,22 @@ def _limits(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | Non
         return None
     parameters = QuantizationParameters.of_range(AFFINE, limits)
     scale, zero = float(parameters.scale), int(parameters.zero_point)
-    return Range(-zero * scale, (255 - zero) * scale)
+    return Range(-find_exact_limit(zero * scale), find_exact_limit((255 - zero) * scale))
+
+
+def find_exact_limit(limit: float) -> float:
+    """Return the smallest float32 from a limit on with which QuantizedBiasAdd has no offset.
+
+    The kernel multiplies M = 2^17 * limit by (2^32 - 1) / (2 * M). Where the product is not 2^31 after the rounding to
+    float32, which is the case for 1 of 7 limits, all sums are too small by 1/64 of the limit.
+    """
+    value = np.float32(limit)
+    with np.errstate(over="ignore"):
+        while value > 0 and np.isfinite(largest := value * BIAS_ADD_FACTOR):
+            if largest * np.float32((INT32_STEPS - 1) / (2 * float(largest))) == INT32_STEPS / 2:
+                break
+            value = np.nextafter(value, np.float32(np.inf))
+    return float(value)
 
 
 def _stored_constant(node: Node) -> tuple[Node, ...]:

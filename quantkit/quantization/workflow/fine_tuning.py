@@ -13,7 +13,7 @@ from quantkit.data import Dataset
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.evaluation.classification_metrics import SUM_TOLERANCE
 from quantkit.formats.temporary import temporary_folder
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.ops.roles import find_roles
@@ -22,6 +22,7 @@ from quantkit.progress import Progress
 from quantkit.quantization.calibration import choose_float_runtime
 from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.corrections import correct_biases
+from quantkit.quantization.finetuning.equalization import equalize_layers
 from quantkit.quantization.finetuning.layerwise import tune_layers
 from quantkit.quantization.finetuning.report import FineTuning
 from quantkit.quantization.finetuning.samples import SampleStore
@@ -34,7 +35,7 @@ from quantkit.quantization.finetuning.simulator import (
     Objective,
     Simulator,
 )
-from quantkit.quantization.finetuning.training import BATCH, Budget, Training, TrainingResult
+from quantkit.quantization.finetuning.training import BATCH, LEAST_BATCH, Budget, Training, TrainingResult
 from quantkit.quantization.finetuning.variables import Floats, Variables
 from quantkit.quantization.ranges import graph_digest
 from quantkit.quantization.workflow.accuracy import measure_loss, open_conversion
@@ -48,6 +49,8 @@ from quantkit.runtimes import open_session
 TRAINING_BYTES, COPIES = 1 << 30, 4
 # Copies of the trained constants: variables, moments of the optimizer, gradients, best values, TensorFlow's own.
 CONSTANT_COPIES = 10
+# Largest number of values of the features of a sample.
+MAX_FEATURES = 1 << 16
 # Largest number of runs that compare the file with the simulation, and that show the kind of the outputs.
 COMPARED_RUNS, OBSERVED_RUNS = 64, 64
 
@@ -57,18 +60,25 @@ class _TuningProblem:
     """A calibrated model with everything that its training needs.
 
     Attributes:
-        conversion: calibrated model, whose biases are corrected.
-        simulation: its simulation.
-        simulator: loss and gradients of the simulation.
+        conversion: calibrated model, whose biases are corrected, and whose layers may be equalized.
+        features: edge whose values are the last output of the simulation, or None.
+        simulator: its simulation, with loss and gradients.
         store: samples.
+        batch: number of samples of one step.
         micro_batch: largest number of runs computed together.
     """
 
     conversion: Conversion
-    simulation: Simulation
+    features: Edge | None
     simulator: Simulator
     store: SampleStore
+    batch: int
     micro_batch: int
+
+    @property
+    def simulation(self) -> Simulation:
+        """Simulation of the calibrated model."""
+        return self.simulator.simulation
 
 
 def fine_tune(
@@ -88,7 +98,7 @@ def fine_tune(
     with temporary_folder() as folder:
         try:
             problem = _prepare(model, conversion, data, reference, options, folder)
-            trained = _train(problem, options)
+            problem, trained = _train(problem, conversion, options)
         except QuantkitError as error:
             report = FineTuning(budget, seconds=monotonic() - start, reason=error.message)
             options.on_message(f"{report.reason}; the calibrated model is kept")
@@ -118,19 +128,62 @@ def _prepare(
     options: Options,
     folder: Path,
 ) -> _TuningProblem:
-    corrected = correct(conversion)
-    graph = corrected.graph
-    store = _collect(model, conversion.graph, data, options, folder)
-    simulation = _keep_float_outputs(simulate(graph, corrected.plan, corrected.ranges), store)
-    variables = Variables.of(simulation)
-    simulator = Simulator(simulation, variables, _choose_objective(reference, store))
-    micro_batch = _choose_micro_batch(graph, simulator, store)
+    features = _find_features(conversion) if reference.has_class_scores else None
+    store = _collect(model, _with_outputs(conversion.graph, features), data, options, folder)
+    objective = _choose_objective(reference, store, features)
+    corrected, simulator = _simulate(conversion, features, objective, store)
+    graph, variables = corrected.graph, simulator.variables
+    fitting = TRAINING_BYTES // max(_tensor_bytes(graph), 1)
+    micro_batch = int(np.clip(fitting, 1, BATCH)) if _takes_batches(simulator, store) else 1
     megabytes = (_tensor_bytes(graph) * micro_batch + CONSTANT_COPIES * variables.num_bytes) / 1e6
     options.on_message(
-        f"fine-tuning {len(simulation.trainables)} constants and {len(variables.scales)} ranges on "
+        f"fine-tuning {len(variables.constants)} constants and {len(variables.scales)} ranges on "
         f"{sum(store.counts)} samples (up to {megabytes:.0f} MB of memory, and TensorFlow)"
     )
-    return _TuningProblem(corrected, simulation, simulator, store, micro_batch)
+    # A network with large tensors takes long for a sample: more steps of fewer samples are better.
+    batch = int(np.clip(fitting, LEAST_BATCH, BATCH))
+    return _TuningProblem(corrected, features, simulator, store, batch, micro_batch)
+
+
+def _find_features(conversion: Conversion) -> Edge | None:
+    """Return the input of the last layer with weights; None if it is large, or an input of the graph."""
+    graph = conversion.graph
+    edge = next((pattern.input for pattern in reversed(conversion.plan.patterns) if pattern.weights), None)
+    shape = None if edge is None else infer_shapes(graph).get(edge)
+    if edge is None or edge.node in graph.endpoint_names or shape is None or shape.dims is None:
+        return None
+    return edge if prod(size or 1 for size in shape.dims) <= MAX_FEATURES else None
+
+
+def _with_outputs(graph: Graph, features: Edge | None) -> Graph:
+    """Return the graph with the features as its last output."""
+    return graph if features is None else graph.with_endpoints(None, [*graph.outputs, features])
+
+
+def _simulate(
+    conversion: Conversion, features: Edge | None, objective: Objective, store: SampleStore
+) -> tuple[Conversion, Simulator]:
+    """Return the conversion with corrected biases, and its simulator."""
+    corrected = correct(conversion)
+    graph = _with_outputs(corrected.graph, features)
+    simulation = _keep_float_outputs(simulate(graph, corrected.plan, corrected.ranges), store)
+    return corrected, Simulator(simulation, Variables.of(simulation), objective)
+
+
+def _equalize(problem: _TuningProblem, calibrated: Conversion, options: Options) -> _TuningProblem | None:
+    """Return the problem of the model with equalized layers; None without such layers, or with trained ranges."""
+    if calibrated.ranges.provenance.trained:
+        return None
+    options.on_progress(Progress("equalizing the layers", 0))
+    # The scale of the features, an output, stays.
+    graph = _with_outputs(calibrated.graph, problem.features)
+    equalized = equalize_layers(graph, calibrated.plan, problem.store, options.runtime)
+    if equalized is None:
+        return None
+    graph, ranges = equalized[0].with_endpoints(None, calibrated.graph.outputs), equalized[1]
+    conversion = replace(calibrated, graph=graph, ranges=ranges)
+    corrected, simulator = _simulate(conversion, problem.features, problem.simulator.objective, problem.store)
+    return replace(problem, conversion=corrected, simulator=simulator)
 
 
 def correct(conversion: Conversion) -> Conversion:
@@ -160,7 +213,8 @@ def _keep_float_outputs(simulation: Simulation, store: SampleStore) -> Simulatio
     Raises:
         UsageError: no output is float.
     """
-    outputs = [simulation.graph.outputs[index] for index in store.select_outputs(np.float32)]
+    outputs = simulation.graph.outputs
+    outputs = tuple(outputs[index] for index in store.select_outputs(np.float32) if index < len(outputs))
     if not outputs:
         raise UsageError(
             "--finetune needs a float32 output, and all outputs are integers", hint="name one: --outputs NAMES"
@@ -168,7 +222,7 @@ def _keep_float_outputs(simulation: Simulation, store: SampleStore) -> Simulatio
     return replace(simulation, graph=simulation.graph.with_endpoints(None, outputs))
 
 
-def _choose_objective(reference: FloatReference, store: SampleStore) -> Objective:
+def _choose_objective(reference: FloatReference, store: SampleStore, features: Edge | None) -> Objective:
     """Return the distance that suits the outputs of the float model."""
     runs = [store.read([run])[1] for run in range(min(len(store), OBSERVED_RUNS))]
     if not reference.has_class_scores:
@@ -177,7 +231,8 @@ def _choose_objective(reference: FloatReference, store: SampleStore) -> Objectiv
     are_probabilities = bool((scores >= 0).all() and np.allclose(scores.sum(-1), 1, atol=SUM_TOLERANCE))
     logits = np.log(np.maximum(scores, LEAST_PROBABILITY)) if are_probabilities else scores
     centered = logits - logits.mean(-1, keepdims=True)
-    return Objective(PROBABILITIES if are_probabilities else LOGITS, (_power(centered),))
+    feature_power = None if features is None else float(np.mean([_power(outputs[-1]) for outputs in runs]))
+    return Objective(PROBABILITIES if are_probabilities else LOGITS, (_power(centered),), feature_power)
 
 
 def _power(array: Array) -> float:
@@ -191,31 +246,41 @@ def _tensor_bytes(graph: Graph) -> int:
     return 4 * COPIES * sum(sizes)
 
 
-def _choose_micro_batch(graph: Graph, simulator: Simulator, store: SampleStore) -> int:
-    """Return the number of runs that fit the memory limit; 1 if the graph contains its batch size."""
+def _takes_batches(simulator: Simulator, store: SampleStore) -> bool:
+    """Return whether several runs can be computed together: the graph does not contain its batch size."""
     if len(store) < 2:
-        return 1
+        return False
     try:
         feeds, expected, _ = store.read([0, 1])
         shapes = [output.shape for output in simulator.outputs(simulator.variables.zeros(), feeds)]
     except (QuantkitError, ValueError):
-        return 1
-    fits = shapes == [array.shape for array in expected]
-    return int(np.clip(TRAINING_BYTES // max(_tensor_bytes(graph), 1), 1, BATCH)) if fits else 1
+        return False
+    return shapes == [array.shape for array in expected]
 
 
-def _train(problem: _TuningProblem, options: Options) -> TrainingResult:
-    """Fit each layer by itself, then train the variables; an interrupted training is saved next to the output."""
+def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) -> tuple[_TuningProblem, TrainingResult]:
+    """Equalize the layers, then train the variables, or fit each layer by itself.
+
+    An interrupted training is saved next to the output.
+
+    Args:
+        problem: calibrated model.
+        calibrated: the same, without corrected biases.
+        options: options of the caller.
+
+    Returns:
+        The problem whose variables are trained, with equalized layers where that is the better start, and the result.
+    """
     assert options.finetune is not None, "fine_tune is called with --finetune"
-    budget = Budget.parse(options.finetune)
     path = None if options.output is None else options.output.with_name(f"{options.output.name}.finetune")
     conversion = problem.conversion
     facts = (graph_digest(conversion.graph), conversion.plan.scheme.digest, problem.store.digest, str(options.finetune))
     training = Training(
         problem.simulator,
         problem.store,
-        budget,
+        Budget.parse(options.finetune),
         seed=options.seed,
+        batch=problem.batch,
         micro_batch=problem.micro_batch,
         path=path,
         key=blake2b(" ".join((*facts, str(options.seed))).encode(), digest_size=8).hexdigest(),
@@ -223,13 +288,15 @@ def _train(problem: _TuningProblem, options: Options) -> TrainingResult:
     )
     if path is not None and path.exists():
         options.on_message(f"resuming from the fine-tuning state in {path}")
+    before = training.evaluate_start()
+    equalized = _equalize(problem, calibrated, options)
+    if equalized is not None:
+        alternative = replace(training, simulator=equalized.simulator)
+        if alternative.evaluate_start().loss < before.loss:
+            problem, training = equalized, alternative
     try:
-        fitted = _tune_layers(training, problem, options)
-        if budget.is_layerwise:
-            return fitted
-        if fitted.after.loss < fitted.before.loss:
-            training = replace(training, simulator=fitted.simulator)
-        return replace(training.run(), before=fitted.before)
+        trained = _tune_layers(training, problem, options) if training.budget.is_layerwise else training.run()
+        return problem, replace(trained, before=before)
     except KeyboardInterrupt:
         if path is not None and path.exists():
             options.on_message(f"fine-tuning state saved to {path}; run the same command to resume")
@@ -298,12 +365,18 @@ def _find_objection(
 
 
 def _measure_fidelity(problem: _TuningProblem, trained: TrainingResult, tuned: Conversion) -> float:
-    """Return the agreement of the quantized model with its simulation; without class scores, their correlation."""
+    """Return the agreement of the quantized model with the simulation of its runtime.
+
+    For outputs other than class scores, it is their correlation.
+    """
     simulated, computed = [], []
     with open_conversion(tuned) as session:
+        simulation = simulate(tuned.graph, tuned.plan, tuned.ranges, session.runtime.name)
+        simulator = trained.simulator.with_simulation(_keep_float_outputs(simulation, problem.store))
+        zeros = simulator.variables.zeros()
         for run in range(min(len(problem.store), COMPARED_RUNS)):
             feeds, _, _ = problem.store.read([run])
-            simulated.append(trained.simulator.outputs(trained.values, feeds)[0].reshape(len(feeds[0]), -1))
+            simulated.append(simulator.outputs(zeros, feeds)[0].reshape(len(feeds[0]), -1))
             feeds_by_name = {info.name: array for info, array in zip(session.inputs, feeds, strict=True)}
             outputs = [values for values in session.run(feeds_by_name).values() if values.dtype == np.float32]
             computed.append(outputs[0].reshape(simulated[-1].shape))

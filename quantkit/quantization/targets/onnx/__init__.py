@@ -12,6 +12,7 @@ from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.first_layers import find_first_layers
+from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 
@@ -49,6 +50,9 @@ class OnnxTarget(Target):
 
     def quantizes_all_consumers(self, graph: Graph) -> bool:
         return graph.dialect != self.dialect
+
+    def unrounded_edges(self, graph: Graph, plan: Plan, runtime: str) -> frozenset[Edge]:
+        return find_unrounded(graph, plan) if runtime == "openvino" else frozenset()
 
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         if graph.dialect == self.dialect:

@@ -1,0 +1,64 @@
+"""Equalized start of a fine-tuning: consecutive layers with equal scales, and ranges of their new tensors.
+
+A layer with one scale for all weights, or a tensor with one scale for all channels, leaves few quantized values for its
+smaller channels. Training moves a weight by a few steps, and cannot give them back.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from quantkit.formats import onnx
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import Array
+from quantkit.quantization.calibration import choose_float_runtime, collect_ranges, open_calibration_session
+from quantkit.quantization.calibration.observation import tensor_name
+from quantkit.quantization.corrections import equalize
+from quantkit.quantization.finetuning.samples import SampleStore
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+from quantkit.runtimes import open_session
+from quantkit.runtimes.session import Session
+
+
+def equalize_layers(graph: Graph, plan: Plan, store: SampleStore, runtime: str) -> tuple[Graph, Ranges] | None:
+    """Return an equalized graph with the ranges of its tensors; None if no layers can be equalized.
+
+    Args:
+        graph: float graph.
+        plan: plan of ``graph``.
+        store: samples for the maxima of channels, and for the ranges.
+        runtime: runtime of the float graph, or ``auto``.
+
+    Raises:
+        UnavailableError, GraphError: the runtime cannot run the graph.
+    """
+    inputs = {pattern.input for pattern in plan.patterns if pattern.weights}
+    edges = [pattern.output for pattern in plan.patterns if pattern.output in inputs]
+    if graph.dialect == onnx.DIALECT or not edges:
+        return None
+    equalized = equalize(graph, plan, _observe_maxima(graph, edges, store, runtime))
+    if equalized == graph:
+        return None
+    with open_calibration_session(equalized, plan, runtime) as session:
+        runs = zip(_read_runs(session, store), store.counts, strict=True)
+        return equalized, collect_ranges(session, plan, runs, graph=equalized)
+
+
+def _observe_maxima(graph: Graph, edges: Sequence[Edge], store: SampleStore, runtime: str) -> dict[Edge, Array]:
+    """Return the largest absolute value of each channel, (c,), by edge, over all samples."""
+    maxima: dict[Edge, Array] = {}
+    with open_session(graph.with_endpoints(None, edges), choose_float_runtime(graph, runtime)) as session:
+        for feeds in _read_runs(session, store):
+            outputs = session.run(feeds)
+            for edge in edges:
+                values = outputs[tensor_name(graph, edge)]
+                largest = np.abs(values).reshape(-1, values.shape[-1]).max(0)
+                maxima[edge] = np.maximum(maxima.get(edge, largest), largest)
+    return maxima
+
+
+def _read_runs(session: Session, store: SampleStore) -> Iterator[Mapping[str, Array]]:
+    for run in range(len(store)):
+        feeds, _, _ = store.read([run])
+        yield {info.name: array for info, array in zip(session.inputs, feeds, strict=True)}
