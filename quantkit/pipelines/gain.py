@@ -37,9 +37,14 @@ class Gain:
         return median(self.ratios)
 
     @property
+    def is_relevant(self) -> bool:
+        """True if the median gain is larger than `MIN_GAIN`."""
+        return self.ratio >= 1 + MIN_GAIN
+
+    @property
     def is_gain(self) -> bool:
         """True if the median gain is relevant and few rounds lack a gain."""
-        return self.ratio >= 1 + MIN_GAIN and sum(ratio <= 1 for ratio in self.ratios) <= (len(self.ratios) - 2) // 3
+        return self.is_relevant and sum(ratio <= 1 for ratio in self.ratios) <= (len(self.ratios) - 2) // 3
 
     def __str__(self) -> str:
         return f"{self.ratio:.2f} times the rate ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
@@ -55,6 +60,8 @@ def measure_gain(
 ) -> Gain:
     """Measure two pipelines in alternation until the time is used; each round reverses the order.
 
+    If some rounds contradict a relevant median, more rounds follow after this time.
+
     Args:
         before, after: graphs of datasets with at least one element.
         execution: execution of both.
@@ -69,7 +76,9 @@ def measure_gain(
     rates: tuple[list[float], list[float]] = ([], [])
     for number in range(_MAX_ROUNDS):
         if number >= _MIN_ROUNDS and clock() > end:
-            break
+            gain = Gain(tuple(rates[0]), tuple(rates[1]))
+            if gain.is_gain or not gain.is_relevant:
+                break
         order = (0, 1) if number % 2 == 0 else (1, 0)
         for index in order:
             rates[index].append(execution.rate((before, after)[index], duration, warmup))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from quantkit.errors import InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.pipelines import bridge, caching, optimization
 from quantkit.pipelines.execution import Execution
-from quantkit.pipelines.gain import Gain
+from quantkit.pipelines.gain import Gain, measure_gain
 from quantkit.pipelines.loading import run_function
 from quantkit.pipelines.optimization import REWRITES
 from quantkit.pipelines.python_lines import function_name, python_lines
@@ -299,6 +300,17 @@ def test_gain_needs_most_rounds() -> None:
     assert not Gain((1.0, 1.0, 1.0), (1.2, 0.9, 1.3)).is_gain
     assert not Gain((1.0, 1.0, 1.0), (1.01, 1.02, 1.01)).is_gain
     assert Gain((1.0,) * 5, (1.2, 0.9, 1.3, 1.1, 1.1)).is_gain
+
+
+def test_unclear_gain_is_measured_again() -> None:
+    before = bridge.to_graph(tf.data.Dataset.range(2))
+    after = before.with_nodes(before.nodes.values())
+    for ratios, rounds in (((1.5, 0.9, 1.5, 1.5, 1.5), 5), ((1.5, 1.4, 1.5), 3), ((0.9, 0.9, 1.5), 3)):
+        rates = iter(ratios)
+        execution = SimpleNamespace(rate=lambda which, *_, rates=rates: next(rates) if which is after else 1.0)
+        gain = measure_gain(before, after, execution, 0.0)  # type: ignore[arg-type]
+        assert gain.after == ratios[:rounds]
+        assert gain.is_gain == (ratios[0] == 1.5)
 
 
 def test_gain_must_be_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
