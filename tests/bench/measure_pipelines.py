@@ -175,6 +175,7 @@ def measure_pipeline(name: str, build: Build, fits: bool, execution: Execution, 
     return {
         "pipeline": name,
         "applied": list(result.applied),
+        "steps": list(map(str, result.steps)),
         "python": result.python().splitlines(),
         "verified_elements": max((step.to_json()["verified_elements"] for step in result.steps), default=0),
         "sweep": sweep,

@@ -201,7 +201,7 @@ def workers_table(document: dict[str, Any], link: str) -> list[str]:
         f"idle for lack of images {idle[0]} and {idle[1]} of the time.",
         "",
         f"`{document['model']}`, {document['samples']:,} images, shards of {document['shard_size']}, one core and one "
-        f"thread per worker, medians of {len(rounds)} rounds, load {document['load']:.1f}; {machine(document)}. "
+        f"thread per worker, medians of the rounds ({len(rounds)}); {machine(document)}. "
         f"Measurements: {link}.",
     ]
 
@@ -221,7 +221,7 @@ def pipelines_table(document: dict[str, Any], link: str) -> list[str]:
         *lines,
         "",
         f"Elements per second, medians of pairs in alternation. {different} different elements in these pipelines "
-        f"and in {document['generated']['pipelines']} generated ones with all rewrites. Load {document['load']:.1f}; "
+        f"and in {document['generated']['pipelines']} generated ones with all rewrites. "
         f"{machine(document)}. Measurements: {link}.",
     ]
 
@@ -248,7 +248,7 @@ def packing_table(document: dict[str, Any], link: str) -> list[str]:
         f"result is {'' if identical else 'not '}byte for byte that of a quiet run. TensorFlow reads "
         f"{document['tensorflow']['equal']:,} of {document['images']:,} images with the bytes of their files. "
         f"`data verify` finds {document['flipped_bits_found']} of {document['flipped_bits']} flipped bits. "
-        f"Load {document['load']:.1f}; {machine(document)}. Measurements: {link}.",
+        f"{machine(document)}. Measurements: {link}.",
     ]
 
 
