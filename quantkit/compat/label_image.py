@@ -6,6 +6,7 @@ from typing import Self
 
 from quantkit.arguments import expand_user
 from quantkit.errors import CheckError
+from quantkit.ir.graph import Edge
 
 # Folder of the tool's default files in TensorFlow's source tree, the directory that the tool is
 # called from.
@@ -52,7 +53,7 @@ class LabelImageFlags:
         """Return the flags with the tool's default mean and standard deviation of a named input."""
         if not self.input_layer:
             return self
-        mean, std = EARLY if self.input_layer.partition(":")[0] == EARLY_LAYER else LATER
+        mean, std = EARLY if Edge.parse(self.input_layer).node == EARLY_LAYER else LATER
         return replace(
             self,
             input_mean=mean if self.input_mean is None else self.input_mean,

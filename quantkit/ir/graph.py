@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 from quantkit.arguments import public
 from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.functions import FunctionName, Library
+from quantkit.ir.names import split_reference
 from quantkit.ir.tensor import DType, Shape, Tensor
 
 # The first input of a loop's Merge is computed before the second: one input is enough to run it.
@@ -35,8 +36,18 @@ class Edge(NamedTuple):
         >>> Edge.parse("split:1")
         Edge(node='split', port=1)
         """
-        node, colon, port = text.rpartition(":")
-        return cls(node, int(port)) if colon and port.isdecimal() else cls(text)
+        node, port = split_reference(text)
+        return cls(node, int(port or 0))
+
+    @property
+    def reference(self) -> str:
+        """Text that `parse` reads as this edge: `str`, except for an ONNX value such as ``y:0``.
+
+        >>> Edge("split", 1).reference, Edge("y:0").reference
+        ('split:1', 'y:0:0')
+        """
+        text = str(self)
+        return text if Edge.parse(text) == self else f"{text}:0"
 
     def __str__(self) -> str:
         return f"{self.node}:{self.port}" if self.port else self.node
@@ -217,7 +228,7 @@ class Graph(Mapping[str, Node]):
                     hint="node names must be unique: rename one of the two nodes in the program that writes the graph",
                 )
             nodes_by_name[node.name] = node
-        return cls(nodes_by_name, _edges(inputs), _edges(outputs), **fields)
+        return cls(nodes_by_name, _edges(nodes_by_name, inputs), _edges(nodes_by_name, outputs), **fields)
 
     def with_(self, **changes: Any) -> Self:
         """Return a copy with other fields."""
@@ -235,8 +246,8 @@ class Graph(Mapping[str, Node]):
         """
         graph = replace(
             self,
-            inputs=self.inputs if inputs is None else _edges(inputs),
-            outputs=self.outputs if outputs is None else _edges(outputs),
+            inputs=self.inputs if inputs is None else _edges(self.nodes, inputs),
+            outputs=self.outputs if outputs is None else _edges(self.nodes, outputs),
         )
         for role, edges in (("input", graph.inputs), ("output", graph.outputs)):
             for edge in edges:
@@ -259,6 +270,10 @@ class Graph(Mapping[str, Node]):
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def edge(self, text: str) -> Edge:
+        """Return the edge of a reference; the name of a node, such as ``y:0`` in ONNX, goes before ``name:port``."""
+        return _find_edge(self.nodes, text)
 
     def consumers(self, producer: str | Edge) -> tuple[Node, ...]:
         """Return the nodes that take an output of a node as an input, in file order.
@@ -427,5 +442,9 @@ def _read_inputs(written: Iterable[str]) -> tuple[tuple[Edge, ...], tuple[str, .
     return tuple(edges), tuple(controls)
 
 
-def _edges(names: Iterable[Edge | str]) -> tuple[Edge, ...]:
-    return tuple(name if isinstance(name, Edge) else Edge.parse(name) for name in names)
+def _edges(nodes: Mapping[str, Node], edges: Iterable[Edge | str]) -> tuple[Edge, ...]:
+    return tuple(edge if isinstance(edge, Edge) else _find_edge(nodes, edge) for edge in edges)
+
+
+def _find_edge(nodes: Mapping[str, Node], text: str) -> Edge:
+    return Edge(text) if text in nodes else Edge.parse(text)

@@ -109,9 +109,8 @@ class Model:
 
         if not self.has_readable_graph:
             return None
-        edges = (Edge.parse(input_name), Edge(input_name))
-        edge = next((edge for edge in edges if edge.node in self.graph), None)
-        return None if edge is None else find_input_scaling(self.graph, edge)
+        edge = self.graph.edge(input_name)
+        return find_input_scaling(self.graph, edge) if edge.node in self.graph else None
 
     @cached_property
     def labels(self) -> "Labels":

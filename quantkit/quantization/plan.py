@@ -87,7 +87,11 @@ class FusedPattern:
 
     def to_json(self) -> dict[str, str]:
         """Return the names of nodes and edges by role, without empty ones."""
-        names = {key: str(value) for key, value in vars(self).items() if value is not None}
+        names = {
+            key: value.reference if isinstance(value, Edge) else value
+            for key, value in vars(self).items()
+            if value is not None
+        }
         return {key: name for key, name in names.items() if name}
 
     @classmethod
@@ -206,10 +210,10 @@ class Plan:
             "patterns": [pattern.to_json() for pattern in self.patterns],
             "pass_through": list(self.pass_through),
             "float_fallbacks": dict(self.float_fallbacks),
-            "activations": {str(edge): str(spec) for edge, spec in self.activations.items()},
+            "activations": {edge.reference: str(spec) for edge, spec in self.activations.items()},
             "weights": {name: str(spec) for name, spec in self.weights.items()},
-            "groups": [sorted(map(str, group)) for group in self.groups],
-            "observed": list(map(str, self.edges)),
+            "groups": [sorted(edge.reference for edge in group) for group in self.groups],
+            "observed": [edge.reference for edge in self.edges],
         }
 
     @classmethod

@@ -161,11 +161,11 @@ class Ranges(Mapping[Edge, Range]):
                 **({"trained": provenance.trained} if provenance.trained else {}),
             },
             "warnings": list(self.warnings),
-            "ranges": {str(edge): [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},
+            "ranges": {edge.reference: [_short(low), _short(high)] for edge, (low, high) in self.ranges.items()},
         }
         for name, values_of in (("means", self.means), ("mean_errors", self.mean_errors), ("scales", self.scales)):
             if values_of:
-                document[name] = {str(edge): list(values) for edge, values in values_of.items()}
+                document[name] = {edge.reference: list(values) for edge, values in values_of.items()}
         return document
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.runtimes.op_times import Span, exclusive_seconds, fused_nodes, seconds_by_run
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER, OpTime, OpTrace
 
@@ -65,7 +65,7 @@ class TensorflowProfiler:
         precision = INT8 if is_int8 else FLOAT
         if op in _CONVERSIONS or op in _TRANSFERS or node.name.endswith(_LAYOUT_SUFFIX):
             precision = TRANSFER if op in _TRANSFERS else CONVERSION
-        sources = (name.removeprefix("^").partition(":")[0] for name in node.input)
+        sources = (Edge.parse(name.removeprefix("^")).node for name in node.input)
         producers = [name for name in sources if name in self._executed and self._executed[name].op not in _NO_OPS]
         return OpTime(
             node.name,

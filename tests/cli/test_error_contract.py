@@ -16,7 +16,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.kernels import evaluate
 from quantkit.quantization.annotation import annotate
-from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.ranges import Range, Ranges
 from quantkit.recipes.trace import Trace
 from quantkit.runtimes import open_session
 
@@ -28,7 +28,7 @@ GRAPH = CASES["dense"].graph
 def model(tmp_path: Path) -> Path:
     save(GRAPH, tmp_path / "g.pb")
     plan = annotate(GRAPH)
-    Ranges({str(edge): (-1.0, 1.0) for edge in plan.edges}).save(tmp_path / "r.json")
+    Ranges({edge: Range(-1.0, 1.0) for edge in plan.edges}).save(tmp_path / "r.json")
     np.savez(tmp_path / "x.npz", x=np.ones((3, 4), np.float32))
     return tmp_path / "g.pb"
 

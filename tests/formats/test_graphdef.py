@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,6 +172,33 @@ def test_duplicate_names_are_rejected() -> None:
     data = graphdef.encode(Graph.of([Node("a", "NoOp")]))
     with pytest.raises(GraphError, match="two nodes are named 'a'"):
         graphdef.decode(data + data)
+
+
+@pytest.mark.parametrize("name", ["split:", "a:0", "a b", "^a", "/a", "a@b", "\u00e9", ">a", "a>", "a\n"])
+def test_names_that_tensorflow_rejects_are_rejected(name: str) -> None:
+    message = message_class("GraphDef")()
+    message.node.add(name=name, op="NoOp")
+    text = text_format.MessageToString(message)
+    for decode in (lambda: graphdef.decode(message.SerializeToString()), lambda: graphdef.decode_text(text)):
+        with pytest.raises(GraphError, match="TensorFlow rejects the node name"):
+            decode()
+    with pytest.raises(GraphError, match="TensorFlow rejects the node name"):
+        graphdef.encode(Graph.of([Node(name, "NoOp")]))
+
+
+@pytest.mark.parametrize("text", ["split:", "a:b:1", "^a:1", ":1", "", "^", "^^a", "a:-1", "a:" + "9" * 5000])
+def test_inputs_that_tensorflow_rejects_are_rejected(text: str) -> None:
+    message = message_class("GraphDef")()
+    message.node.add(name="a", op="NoOp")
+    message.node.add(name="b", op="Relu", input=[text])
+    with pytest.raises(GraphError, match="TensorFlow rejects the input .* of node 'b'"):
+        graphdef.decode(message.SerializeToString())
+
+
+def test_parts_of_graphs_and_names_of_optimizers_are_decoded() -> None:
+    message = message_class("GraphDef")()
+    message.node.add(name="_a>b\\.c/d-1", op="Relu", input=["outside:3", "^also_outside"])
+    assert graphdef.decode(message.SerializeToString())["_a>b\\.c/d-1"].sources == ("outside", "also_outside")
 
 
 def test_truncated_tensor_is_rejected() -> None:

@@ -31,7 +31,7 @@ from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.validation import find_invalid_node
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.ranges import Range, Ranges
 from quantkit.recipes.named import read_recipe
 from quantkit.zoo.cards import model_files, read_card
 
@@ -146,7 +146,7 @@ def records(folder: Path) -> list[bytes]:
 def ranges(folder: Path) -> list[bytes]:
     graph = CASES["convolution"].graph
     plan = annotate(graph)
-    calibrated = Ranges({str(edge): (-1.5, 2.0) for edge in plan.edges})
+    calibrated = Ranges({edge: Range(-1.5, 2.0) for edge in plan.edges})
     return [calibrated.text.encode()]
 
 

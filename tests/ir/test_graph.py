@@ -52,3 +52,28 @@ def test_equal_graphs_compare_all_their_fields() -> None:
     assert Graph(GRAPH.nodes, GRAPH.inputs, GRAPH.outputs) == GRAPH
     assert GRAPH.with_endpoints(None, ["sum"]) != GRAPH
     assert dict(GRAPH.nodes) != GRAPH
+
+
+@pytest.mark.parametrize(
+    ("text", "edge"),
+    [
+        ("split:1", Edge("split", 1)),
+        ("split:00", Edge("split")),
+        ("y:0:2", Edge("y:0", 2)),
+        ("split:", Edge("split:")),
+        (":1", Edge(":1")),
+        ("a:\u0661", Edge("a:\u0661")),
+        ("a:" + "9" * 5000, Edge("a:" + "9" * 5000)),
+        ("", Edge("")),
+    ],
+)
+def test_only_digits_after_the_last_colon_are_an_output_index(text: str, edge: Edge) -> None:
+    assert Edge.parse(text) == edge
+    assert Edge.parse(edge.reference) == edge
+
+
+def test_the_name_of_a_node_goes_before_an_output_index() -> None:
+    nodes = [Node("y", "Split"), Node("y:1", "Relu", (Edge("y"),))]
+    graph = Graph.of(nodes, ["y"], ["y:1", "y:2"], dialect="onnx")
+    assert graph.outputs == graph.with_endpoints(None, ["y:1", "y:2"]).outputs == (Edge("y:1"), Edge("y", 2))
+    assert [edge.reference for edge in (Edge("y:1"), Edge("y", 1))] == ["y:1:0", "y:1"]

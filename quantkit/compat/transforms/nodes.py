@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.names import split_reference
 from quantkit.ir.tensor import Array, DType, Tensor
 
 
@@ -88,11 +89,9 @@ def split(text: str) -> Parts:
     >>> split("^a"), split("b:1")
     (Parts(prefix='^', node='a', suffix=''), Parts(prefix='', node='b', suffix=':1'))
     """
-    pieces = text.split(":")
-    suffix = f":{pieces[1]}" if len(pieces) > 1 else ""
-    if pieces[0].startswith("^"):
-        return Parts("^", pieces[0][1:], suffix)
-    return Parts("", pieces[0], suffix)
+    name, port = split_reference(text)
+    prefix = "^" if name.startswith("^") else ""
+    return Parts(prefix, name.removeprefix("^"), f":{port}" if port else "")
 
 
 def node_of(text: str) -> str:

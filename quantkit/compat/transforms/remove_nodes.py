@@ -9,7 +9,7 @@ from quantkit.compat.transforms.matching import (
     rename_inputs,
     replace_matches,
 )
-from quantkit.compat.transforms.nodes import NodeDef, node_of
+from quantkit.compat.transforms.nodes import NodeDef, node_of, split
 from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
 
@@ -46,7 +46,7 @@ def _remove_matches(
         node, source = match.node, match.inputs[0].node
         if node.name in endpoints:
             return match.nodes
-        texts = (text for text in node.inputs if text.split(":")[0] == source.name)
+        texts = (text for text in node.inputs if split(text)[:2] == ("", source.name))
         names[node.name] = next(texts, source.name)
         names[f"^{node.name}"] = f"^{source.name}"
         return [source]

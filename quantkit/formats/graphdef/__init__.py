@@ -13,9 +13,10 @@ from google.protobuf.message import DecodeError
 from quantkit.errors import GraphError, InputError, one_line
 from quantkit.formats import wire
 from quantkit.formats.graphdef.function_library import check_inlined_size, decode_library, encode_library
-from quantkit.formats.graphdef.nodes import decode_node, decode_node_message, encode_node
+from quantkit.formats.graphdef.nodes import NAME_HINT, decode_node, decode_node_message, encode_node
 from quantkit.formats.graphdef.schema import message_class, parse, parse_text
 from quantkit.ir.graph import Graph, Node, Versions
+from quantkit.ir.names import is_tensorflow_name
 from quantkit.ir.tensor import Tensor
 
 # Size limit of a protobuf message: TensorFlow could not read a larger graph.
@@ -45,6 +46,7 @@ def decode(data: wire.Buffer | mmap) -> Graph:
         else:
             rest.append(bytes(view[begin:end]))
     graph = Graph.of(nodes, versions=versions, library=decode_library(b"".join(library)), extra=b"".join(rest))
+    _check_inputs(graph)
     check_inlined_size(graph)
     return graph
 
@@ -62,8 +64,21 @@ def decode_text(text: str) -> Graph:
     for field in ("node", "versions", "library"):
         message.ClearField(field)
     graph = Graph.of(nodes, versions=versions, library=library, extra=message.SerializeToString(deterministic=True))
+    _check_inputs(graph)
     check_inlined_size(graph)
     return graph
+
+
+def _check_inputs(graph: Graph) -> None:
+    """Check that each input without a producer, which a part of a larger graph has, is the name of a node.
+
+    Raises:
+        GraphError: TensorFlow cannot read the input.
+    """
+    for node in graph.nodes.values():
+        for name in node.sources:
+            if name not in graph.nodes and not is_tensorflow_name(name):
+                raise GraphError(f"TensorFlow rejects the input {name!r} of node {node.name!r}", hint=NAME_HINT)
 
 
 def encode(graph: Graph) -> bytes:

@@ -15,6 +15,7 @@ from quantkit.formats.graphdef.schema import message_class, parse
 from quantkit.formats.graphdef.tensors import type_number
 from quantkit.ir.functions import Function, Library, StoredFunction, function_names
 from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.names import split_reference
 from quantkit.ir.tensor import DType
 from quantkit.limits import current_limits
 from quantkit.ops.tensorflow.signatures import ArgDef, attribute, find_op, output_dtypes
@@ -253,8 +254,8 @@ class _Resolver:
         Raises:
             GraphError: no such tensor exists, or the number of tensors is not ``count``.
         """
-        head, _, last = text.rpartition(":")
-        name, index = (head, int(last)) if head and last.isdecimal() else (text, None)
+        name, port = split_reference(text)
+        index = int(port) if port else None
         if name in self._nodes:  # ``node:port``, as in a graph
             return [Edge(name, index or 0)]
         all_edges = self._edges[name] if name in self._edges else self._output_edges(name)

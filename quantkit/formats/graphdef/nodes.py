@@ -17,10 +17,13 @@ from quantkit.formats.graphdef.tensors import (
 )
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Attr, Node, Opaque
+from quantkit.ir.names import is_tensorflow_name
 from quantkit.ir.tensor import DType, Shape, Tensor
 
 # Nodes up to this size in bytes are parsed as one message; the content of larger tensors stays in the file.
 SMALL_NODE = 2048
+
+NAME_HINT = "names consist of letters, digits and the characters _ . - / \\ >: rename the node"
 
 NODE_ATTR, ENTRY_KEY, ENTRY_VALUE, ATTR_TENSOR, TENSOR_CONTENT = 5, 1, 2, 8, 4
 
@@ -102,13 +105,14 @@ def decode_node_message(message: Any, tensors: Mapping[str, Tensor] | None = Non
         tensors: attributes with large tensors, which are not in the message.
 
     Raises:
-        GraphError: the node has no name.
+        GraphError: the node has no name, or one that TensorFlow rejects.
     """
     if not message.name:
         raise GraphError(
             f"a node ({message.op or 'without an op'}) has no name",
             hint="copy the file again, or export the model again",
         )
+    _check_name(message.name)
     inputs = tuple(message.input)
     attrs: dict[str, Attr] = {}
     for key, value in message.attr.items():
@@ -120,6 +124,11 @@ def decode_node_message(message: Any, tensors: Mapping[str, Tensor] | None = Non
         message.ClearField(field)
     extra = message.SerializeToString(deterministic=True)
     return Node.of_written(name, op, inputs, attrs, device, extra)
+
+
+def _check_name(name: str) -> None:
+    if not is_tensorflow_name(name):
+        raise GraphError(f"TensorFlow rejects the node name {name!r}", hint=NAME_HINT)
 
 
 def decode_attr(value: Any) -> Attr:
@@ -178,7 +187,11 @@ def encode_node(node: Node, field: int, inputs: Iterable[str] | None = None) -> 
         node: node to write.
         field: number of the field.
         inputs: inputs in the notation of functions (default: in the notation of graphs).
+
+    Raises:
+        GraphError: TensorFlow rejects the name of the node.
     """
+    _check_name(node.name)
     message = message_class("NodeDef")(name=node.name, op=node.op, device=node.device)
     message.input.extend(node.written_inputs if inputs is None else inputs)
     large: list[tuple[str, Tensor]] = []

@@ -1,7 +1,6 @@
 """Freezing: variables of models and TensorFlow functions become constants."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,13 @@ from quantkit.formats import graphdef
 from quantkit.formats.kinds import PYTORCH_HINT
 from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.names import is_tensorflow_name
 from quantkit.ir.tensor import DType
 from quantkit.model.importers import keras2
 from quantkit.model.importers.checkpoint import Checkpoint, CheckpointEntry
 from quantkit.model.importers.state_changes import changes_variables, remove_assignments
 from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
 from quantkit.transforms._names import rename_nodes
-
-# Names that TensorFlow accepts for a node.
-_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
 def freeze_saved_model(path: Path, tags: Iterable[str], signature: str) -> Graph:
@@ -180,7 +177,9 @@ def _name_outputs(graph: Graph, model: Any) -> Graph:
     nodes = [edge.node for edge in graph.outputs]
     if len(names) != len(set(nodes)) or len(set(names)) != len(names):
         return graph
-    free = {node: name for node, name in zip(nodes, names, strict=True) if name not in graph and _NAME.fullmatch(name)}
+    free = {
+        node: name for node, name in zip(nodes, names, strict=True) if name not in graph and is_tensorflow_name(name)
+    }
     return rename_nodes(graph, free)
 
 

@@ -74,8 +74,8 @@ class RangeMonitor:
 
     def state(self) -> dict[str, Array]:
         """Return the observations as arrays, for `restore`."""
-        arrays: dict[str, Array] = {f"maxima {edge}": maxima for edge, maxima in self.channel_maxima.items()}
-        arrays |= {f"constant {edge}": np.array(value) for edge, value in self.constants.items()}
+        arrays: dict[str, Array] = {f"maxima {edge.reference}": maxima for edge, maxima in self.channel_maxima.items()}
+        arrays |= {f"constant {edge.reference}": np.array(value) for edge, value in self.constants.items()}
         counts = [(self.num_nan[edge], self.num_infinite[edge], self.num_runs[edge]) for edge in self.plan.edges]
         return {**arrays, "counts": np.array(counts, np.int64)}
 

@@ -64,7 +64,7 @@ def extract_subgraph(graph: Graph, *, inputs: tuple[str, ...] = (), outputs: tup
 
 
 def _parse_edge(graph: Graph, text: str) -> Edge:
-    edge = Edge(text) if text in graph else Edge.parse(text)
+    edge = graph.edge(text)
     if edge.node not in graph:
         raise RecipeError(
             f"extract_subgraph: {text!r} is not in the graph",

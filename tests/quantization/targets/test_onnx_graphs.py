@@ -281,6 +281,39 @@ def test_sum_of_two_products(tmp_path: Path) -> None:
     check(network, y, int8={"MatMulIntegerToFloat": 2, "Gemm": 0}, folder=tmp_path)
 
 
+def test_values_may_have_the_names_of_output_indices(tmp_path: Path) -> None:
+    """Values of models that were TensorFlow graphs are named ``relu:0``."""
+    network = Network(*IMAGE)
+    names = network.add("Split", network.conv("x"), np.int64([4, 4]), outputs=2, axis=1)
+    network.conv(network.add("Concat", network.add("Relu", names[0]), names[1], axis=1), name="y")
+    data = network.model("y").SerializeToString()
+    expected = qk.quantize(onnx_format.decode(data), samples(network), runs=0)
+
+    values = onnx_format.decode(data).nodes
+    renamed = rename_values(data, {name: f"v:{number}" for number, name in enumerate([*values, names[1]])})
+    outputs = [edge.node for edge in onnx_format.decode(renamed).outputs]
+    files = {"save_plan": tmp_path / "p.json", "save_ranges": tmp_path / "r.json"}
+    result = qk.quantize(onnx_format.decode(renamed), samples(network), runs=0, **files)
+    again = qk.quantize(
+        qk.load(onnx_format.decode(renamed), outputs=outputs),
+        plan=tmp_path / "p.json",
+        ranges=tmp_path / "r.json",
+        runs=0,
+    )
+    assert again.conversion.quantized == result.conversion.quantized
+    assert result.conversion.quantized.op_counts == expected.conversion.quantized.op_counts
+    assert sorted(result.ranges.ranges.values()) == sorted(expected.ranges.ranges.values())
+
+
+def rename_values(data: bytes, names: dict[str, str]) -> bytes:
+    model = onnx.load_from_string(data)
+    for node in model.graph.node:
+        node.input[:], node.output[:] = ([names.get(name, name) for name in part] for part in (node.input, node.output))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer, *model.graph.value_info):
+        value.name = names.get(value.name, value.name)
+    return bytes(model.SerializeToString())
+
+
 def test_sequences_of_several_lengths() -> None:
     """The axes of attention scores are positions, and not channels."""
     network = Network(1, "length", 16)

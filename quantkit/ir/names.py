@@ -1,0 +1,32 @@
+"""Names of nodes, and references to their outputs.
+
+A reference is ``name`` or ``name:port``. As in TensorFlow, only digits after the last colon are an output index: the
+names of ONNX values contain colons, those of TensorFlow nodes do not.
+"""
+
+import re
+
+# Names that TensorFlow reads from a GraphDef, and names with a leading underscore, which its optimizers write.
+_PIECE = r"[A-Za-z0-9_.\\/-]*"
+_TENSORFLOW_NAME = re.compile(rf"[A-Za-z0-9_.]{_PIECE}(>[A-Za-z0-9.]{_PIECE})*")
+# Larger output indices do not exist.
+_REFERENCE = re.compile(r"(.+):([0-9]{1,9})", re.DOTALL)
+
+
+def split_reference(text: str) -> tuple[str, str]:
+    """Split a reference into the name of the node and the digits of the output index, which can be empty.
+
+    >>> split_reference("split:1"), split_reference("split:"), split_reference("layer:0:2")
+    (('split', '1'), ('split:', ''), ('layer:0', '2'))
+    """
+    match = _REFERENCE.fullmatch(text)
+    return (match[1], match[2]) if match else (text, "")
+
+
+def is_tensorflow_name(name: str) -> bool:
+    """Return True if TensorFlow accepts the name of a node.
+
+    >>> is_tensorflow_name("block/conv-1"), is_tensorflow_name("split:"), is_tensorflow_name("")
+    (True, False, False)
+    """
+    return _TENSORFLOW_NAME.fullmatch(name) is not None
