@@ -1,5 +1,7 @@
 """Channel scales move from activations into weights without a change of the float outputs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -101,13 +103,14 @@ def test_scales_of_another_graph_are_an_error() -> None:
         migrate_scales(graph, {Edge("g"): (1.0,) * CHANNELS})
 
 
-def test_quantize_migrates_scales_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantize_migrates_scales_if_that_is_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "GOOD_ERROR", 0.0)
     messages: list[str] = []
-    result = qk.quantize(network(), SAMPLES, runs=0, on_message=messages.append)
+    saved = tmp_path / "ranges.json"
+    result = qk.quantize(network(), SAMPLES, runs=0, on_message=messages.append, save_ranges=saved)
     assert result.ranges.scales
     assert any("whose channel 3 is the largest" in message for message in messages)
-    again = Ranges.from_json(result.ranges.to_json())
+    again = Ranges.load(saved)
     assert again == result.ranges
     plain = qk.quantize(network(), SAMPLES, runs=0, scheme=Scheme())
     errors = [each.report.accuracy.metrics.error for each in (result, plain)]  # type: ignore[union-attr]

@@ -70,6 +70,6 @@ def calibrate_model(
             conversion = choose(conversion, trials, options)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
-        if options.save_ranges is not None:
-            conversion.ranges.save(options.save_ranges)
+    if conversion.ranges is not ranges and options.save_ranges is not None:
+        conversion.ranges.save(options.save_ranges)
     return model, conversion, trials
