@@ -8,7 +8,7 @@ from typing import Any
 
 from quantkit.batch_inference.results import publish
 from quantkit.errors import InputError, UsageError
-from quantkit.formats.documents import read_json
+from quantkit.formats.documents import check_structure, read_json
 
 FILE = "manifest.json"
 SCHEMA = "quantkit.run.manifest/1"
@@ -64,8 +64,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.exists():
         return None
     hint = "remove the folder, or write to another one"
+    document = read_json(path, hint)
     try:
-        document = read_json(path, hint)
-        return Manifest(document["settings"], document["facts"])
-    except KeyError:
-        raise InputError(f"{path} is broken", hint) from None
+        check_structure(document, {"settings": {str: object}, "facts": {str: object}}, "the manifest")
+    except ValueError as error:
+        raise InputError(f"{path} is broken: {error}", hint) from None
+    return Manifest(document["settings"], document["facts"])

@@ -16,7 +16,8 @@ from zipfile import ZIP_STORED, ZipFile, ZipInfo
 import numpy as np
 
 from quantkit.batch_inference.rows import Row, empty_class
-from quantkit.errors import InputError, UsageError
+from quantkit.errors import InputError, UsageError, one_line
+from quantkit.formats.documents import check_structure
 from quantkit.ir.tensor import Array
 from quantkit.runtimes.availability import find_package, require
 
@@ -67,9 +68,13 @@ def read_rows(path: Path, format: ResultFormat) -> list[Row]:
         InputError: the file is broken.
     """
     try:
-        return format.decode(path.read_bytes())
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path} is not a result file: {error}", hint="remove it, and run again") from None
+        rows = format.decode(path.read_bytes())
+        check_structure(rows, [{"file": str}], "rows")
+        check_structure([row["error"] for row in rows if "error" in row], [str], "errors")
+    except Exception as error:  # json, zipfile, NumPy and Arrow raise many types on a broken file
+        reason = one_line(str(error)) or type(error).__name__
+        raise InputError(f"{path} is not a result file: {reason}", hint="remove it, and run again") from None
+    return rows
 
 
 def _encode_json(rows: Sequence[Row]) -> bytes:

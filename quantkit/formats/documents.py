@@ -3,7 +3,8 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from quantkit.errors import InputError
 from quantkit.formats.kinds import check_regular
@@ -46,25 +47,30 @@ def check_structure(value: Any, structure: Any, name: str) -> None:
 
     Args:
         value: JSON value.
-        structure: a type; ``[structure]`` for a list, ``{str: structure}`` for an object, a tuple of structures for a
-            list of that length.
+        structure: a type or a union of types; ``[structure]`` for a list, a tuple of structures for a list of that
+            length, ``{str: structure}`` for an object, ``{"key": structure}`` for an object with these keys.
         name: name of the value, for messages.
 
     Raises:
         ValueError: a value has another type; the message has its path.
 
     >>> check_structure({"a": [1, 2], "b": [3]}, {str: [int]}, "sizes")
+    >>> check_structure({"size": None}, {"size": float | None}, "image")
     >>> check_structure({"a": [1, "2"]}, {str: [int]}, "sizes")
     Traceback (most recent call last):
     ValueError: sizes['a'][1] is '2', and must be int
     """
     kind = dict if isinstance(structure, dict) else list if isinstance(structure, list | tuple) else structure
-    is_number = kind is float and isinstance(value, int) and not isinstance(value, bool)
-    if not (isinstance(value, kind) or is_number) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name} is {str(value)[:50]!r}, and must be {kind.__name__}")
+    kinds = get_args(kind) or (kind,)
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if type(value) not in kinds and object not in kinds and not (is_integer and float in kinds):
+        names = " or ".join("null" if each is NoneType else each.__name__ for each in kinds)
+        raise ValueError(f"{name} is {str(value)[:50]!r}, and must be {names}")
     if isinstance(structure, dict):
+        if missing := [key for key in structure if key is not str and key not in value]:
+            raise ValueError(f"{name} has no {missing[0]!r}")
         for key, item in value.items():
-            check_structure(item, structure[str], f"{name}[{key!r}]")
+            check_structure(item, structure.get(str, structure.get(key, object)), f"{name}[{key!r}]")
     elif isinstance(structure, list | tuple):
         if isinstance(structure, tuple) and len(value) != len(structure):
             raise ValueError(f"{name} has {len(value)} values, and must have {len(structure)}")

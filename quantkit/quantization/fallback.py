@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from quantkit.errors import InputError
-from quantkit.formats.documents import read_json
+from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
@@ -263,6 +263,7 @@ def _load(path: Path) -> dict[frozenset[str], Loss]:
         document = read_json(path, hint)
         if document["schema"] != SCHEMA:
             raise ValueError(document["schema"])
+        check_structure(document["measured"], [{"float": [str], "loss": (float, float)}], "measured")
         return {frozenset(row["float"]): Loss(*row["loss"]) for row in document["measured"]}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not the state of a search: {error}", hint) from None

@@ -20,6 +20,7 @@ from records import example, write_records
 
 import quantkit as qk
 from quantkit.batch_inference import BatchInference, workflow
+from quantkit.batch_inference.results import FORMATS, read_rows
 from quantkit.batch_inference.service import InferenceTask
 from quantkit.errors import InputError, UsageError
 from quantkit.progress import Progress
@@ -285,6 +286,25 @@ def test_shard_that_fails_without_a_bad_sample_does_not_stop_the_others(
     use_inline()
     result = run(images, tmp_path / "out")
     assert (result.resumed_samples, result.samples) == (14, 20)
+
+
+def test_damaged_files_of_an_earlier_run_are_rejected(
+    images: Path, tmp_path: Path, use_inline: Callable[..., InlineCluster]
+) -> None:
+    use_inline()
+    run(images, tmp_path / "out")
+    path = tmp_path / "out" / "results-00001-of-00004.jsonl"
+    for content in (b"", path.read_bytes()[:30], b"[]\n" * 6, b'{"file": 3}\n' * 6, b"\xff", b"[" * 100_000):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"results-00001-of-00004\.jsonl (is not a result file|has 0 rows)"):
+            run(images, tmp_path / "out")
+    for content in (b"", b"PK\3\4", b"\x93NUMPY"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="is not a result file"):
+            read_rows(path, FORMATS["npz"])
+    (tmp_path / "out" / "manifest.json").write_text('{"settings": [], "facts": {}}')
+    with pytest.raises(InputError, match=r"manifest.json is broken: the manifest\['settings'\] is '\[\]'"):
+        run(images, tmp_path / "out")
 
 
 def test_data_that_no_sample_of_fits_is_an_error(tmp_path: Path, use_inline: Callable[..., InlineCluster]) -> None:

@@ -249,9 +249,12 @@ def test_state_of_another_machine_is_rejected(tmp_path: Path) -> None:
     assert SweepState.read(path, HOST).find("model", 0, "{}") == SettingTrial(0, "{}", 1.5, 0.1)
     with pytest.raises(UsageError, match="trials of another machine: a cpu"):
         SweepState.read(path, MACHINE)
-    path.write_text("{}")
-    with pytest.raises(InputError, match="is not the state of a sweep"):
-        SweepState.read(path, HOST)
+    trials = ('{"setting": 3}', '{"stage": 0, "setting": "1", "ratio": null, "seconds": null, "failure": ""}')
+    texts = [json.dumps(json.loads(path.read_text()) | {"trials": {"model": [json.loads(text)]}}) for text in trials]
+    for text in ("{}", *texts):
+        path.write_text(text)
+        with pytest.raises(InputError, match="is not the state of a sweep"):
+            SweepState.read(path, HOST)
     path.write_text("[" * 100_000)
     with pytest.raises(InputError, match="is nested too deeply"):
         SweepState.read(path, HOST)

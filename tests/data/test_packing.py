@@ -329,6 +329,25 @@ def test_verification_finds_a_flipped_bit(images: Path, tmp_path: Path) -> None:
     assert "is truncated" in verify(folder).problems[files[0].name]
 
 
+def test_damaged_indexes_are_rejected_and_damaged_journals_are_ignored(images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    pack(images, folder, workers=1)
+    index = folder / "pets.index.json"
+    table = json.loads(index.read_text())
+    shard = table["shards"][0]
+    changes = [{"num_bytes": "9"}, {"file": "../other"}, {"file": ""}, {"offsets": 3}, {"skipped": [None]}, {"more": 1}]
+    tables = [table | {"shards": [shard | change]} for change in changes]
+    for wrong in (*tables, table | {"classes": [1]}, table | {"options": []}):
+        index.write_text(json.dumps(wrong))
+        with pytest.raises(InputError, match="is not an index of shards"):
+            verify(folder)
+    index.write_text(json.dumps(table | {"shards": [shard | {"file": "x" * 300}]}))
+    assert "cannot be read" in verify(folder).problems["x" * 300]
+    index.unlink()
+    (folder / ".pets.packing.jsonl").write_bytes(b"\xff\n[]\n" + b"[" * 100_000 + b"\n")
+    assert pack(images, folder, workers=1).written
+
+
 def test_missing_shard_and_other_content_are_found(images: Path, tmp_path: Path) -> None:
     files = pack(images, tmp_path / "shards", shard_size=1000, workers=1).files
     files[0].unlink()

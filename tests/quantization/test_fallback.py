@@ -106,7 +106,10 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
 
 def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
     state = tmp_path / "search.json"
-    for text, message in (("{", "is not a JSON file"), ("{}", "is not the state of a search"), ("[" * 100_000, "deep")):
+    rows = '{"schema": "quantkit.fallback/2", "measured": [{"float": ["a"], "loss": %s}]}'
+    wrong = "is not the state of a search"
+    cases = [("{", "is not a JSON file"), ("{}", wrong), ("[" * 100_000, "deep"), (rows % "[0.1]", wrong)]
+    for text, message in (*cases, (rows % '["a", "b"]', wrong)):
         state.write_text(text)
         with pytest.raises(InputError, match=message):
             run(Network({"a": 1.0}), state=state)

@@ -9,6 +9,7 @@ import pytest
 
 import quantkit as qk
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
+from quantkit.formats.state_files import write_state
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.quantization.fallback import Loss
@@ -247,9 +248,10 @@ def test_an_interrupted_training_resumes(tmp_path: Path) -> None:
 
 def test_a_state_of_another_training_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    with path.open("wb") as file:
-        np.savez(file, key=np.array("other"))
-    assert training(tmp_path, path=path, key="k").run().steps == 3
+    write_state(path, {"key": np.array("other")})
+    assert training(tmp_path, path=path, key="k").saved_state() is None
+    path.write_bytes(b"damaged")
+    assert training(tmp_path, path=path, key="k").saved_state() is None
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from typing import Self
 
 from quantkit.benchmark.host.machine import Machine
 from quantkit.errors import InputError, UsageError
-from quantkit.formats.documents import read_json
+from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 
 SCHEMA = "quantkit.sweep_state/1"
+_TRIAL = {"stage": int, "setting": str, "ratio": float | None, "seconds": float | None, "failure": str}
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,12 @@ class SweepState:
             document = read_json(path, hint)
             if document["schema"] != SCHEMA:
                 raise InputError(f"{path}: the schema is {document['schema']!r}, and {SCHEMA!r} is required")
+            check_structure(document["trials"], {str: [_TRIAL]}, "trials")
             trials = {model: [SettingTrial(**trial) for trial in rows] for model, rows in document["trials"].items()}
+            for trial in (trial for rows in trials.values() for trial in rows):
+                check_structure(json.loads(trial.setting), {str: object}, "setting")
             other = Machine.from_json(document["machine"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is not the state of a sweep: {error}", hint) from None
         if other.identity != machine.identity:
             raise UsageError(f"{path} has trials of another machine: {other.cpu}", hint)

@@ -14,10 +14,12 @@ from typing import Any
 from quantkit.data.packing.plan import ShardTask
 from quantkit.data.packing.writer import Shard
 from quantkit.errors import InputError
-from quantkit.formats.documents import read_json
+from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
+from quantkit.formats.kinds import check_regular
 
 SCHEMA = "quantkit.shards/1"
+_STRUCTURE = {"name": str, "source": str, "classes": [str], "shards": [object], "options": {str: object}}
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ def read_index(path: Path) -> Index:
         table = read_json(path, hint="pack the source again")
         if table["schema"] != SCHEMA:
             raise InputError(f"{path} has the schema {table['schema']!r}, not {SCHEMA!r}")
+        check_structure(table, _STRUCTURE, "the index")
         shards = tuple(Shard.from_json(shard) for shard in table["shards"])
         return Index(table["name"], table["source"], tuple(table["classes"]), shards, table["options"])
     except (ValueError, KeyError, TypeError):
@@ -123,9 +126,10 @@ class Journal:
         if not self.path.exists():
             return []
         shards = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        check_regular(self.path)
+        for line in self.path.read_bytes().splitlines():
             try:
                 shards.append(Shard.from_json(json.loads(line)))
-            except (ValueError, KeyError, TypeError):  # the last line of an interrupted process
+            except (ValueError, KeyError, TypeError, RecursionError):  # the last line of an interrupted process
                 continue
         return shards

@@ -42,7 +42,7 @@ def verify(
         for (file, _), problem in zip(checks, pool.map(_describe_damage, checks), strict=True):
             problems[file.name] = problem
             on_progress(Progress("verifying", len(problems), len(checks)))
-    num_bytes = sum(file.stat().st_size for file, _ in checks if file.exists())
+    num_bytes = sum(map(_file_size, {file for file, _ in checks}))
     return VerificationResult(problems, num_bytes, monotonic() - started)
 
 
@@ -75,11 +75,18 @@ def _single(path: Path) -> tuple[Path, Shard | None]:
     return path, next((shard for shard in shards if shard.file == path.name), None)
 
 
+def _file_size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
 def _describe_damage(check: tuple[Path, Shard | None]) -> str:
     """Return a description of the damage of a file; empty if the file is intact."""
     file, shard = check
     try:
-        if not file.exists():
+        if not file.is_file():
             return "the file is missing"
         if shard is None:
             return find_damaged_record(file)

@@ -10,6 +10,7 @@ from typing import Any
 from quantkit.data.packing.examples import ImageOptions, make_record
 from quantkit.data.packing.items import ChangedSourceError, Kind, SourceItem, check_unchanged, read_content
 from quantkit.errors import InputError
+from quantkit.formats.documents import check_structure
 from quantkit.formats.tfrecord import BATCH_BYTES, frame_records
 
 # Number of samples between two reports of progress.
@@ -27,6 +28,17 @@ class SkippedSample:
 
     name: str
     reason: str
+
+
+_STRUCTURE = {
+    "file": str,
+    "num_records": int,
+    "num_bytes": int,
+    "sha256": str,
+    "source_digest": str,
+    "offsets": [int],
+    "skipped": [{str: str}],
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,11 @@ class Shard:
         """Read the document of `to_json`.
 
         Raises:
-            KeyError, TypeError: the document has another form.
+            ValueError, TypeError: the document has another form.
         """
+        check_structure(document, _STRUCTURE, "shard")
+        if not document["file"] or Path(document["file"]).name != document["file"] or "\0" in document["file"]:
+            raise ValueError(f"{document['file']!r} is not the name of a file")
         skipped = tuple(SkippedSample(**sample) for sample in document["skipped"])
         return cls(**{**document, "offsets": tuple(document["offsets"]), "skipped": skipped})
 

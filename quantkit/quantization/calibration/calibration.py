@@ -148,6 +148,7 @@ def collect_ranges(
     on_run: Callable[[Feeds, Feeds], None] = lambda feeds, outputs: None,
     preprocessing: Preprocessing | str = ARRAYS_UNCHANGED,
     resume: Path | None = None,
+    on_message: Callable[[str], object] = lambda message: None,
 ) -> Ranges:
     """Observe runs of a session and return the range of every edge that the plan quantizes.
 
@@ -162,6 +163,7 @@ def collect_ranges(
         preprocessing: preprocessing of the samples, for the provenance.
         resume: file for the observations of an interrupted calibration. If it exists and belongs to the same graph,
             scheme and data, its samples do not run again. It is removed at the end.
+        on_message: callback for the message that the calibration resumes.
 
     Raises:
         InputError: there is no sample, or the state belongs to other data.
@@ -169,7 +171,8 @@ def collect_ranges(
     """
     observation = Observation(plan, session, graph)
     state = CalibrationState(resume, observation)
-    state.load()
+    if state.load():
+        on_message(f"resuming from the calibration state in {resume}")
     with ThreadPoolExecutor(1) as thread:
         pending: Future[None] | None = None
         try:
@@ -188,6 +191,7 @@ def collect_ranges(
                 pending.result()
                 state.save(is_last=True)
     on_progress(Progress("calibrating", observation.count, total))
+    observation.require_resumed_samples()
     if not observation.count:
         raise InputError("the calibration dataset has no samples", hint="give at least one; a few dozen are usual")
     on_progress(Progress("computing the ranges", 0))

@@ -73,10 +73,20 @@ class Observation:
             return False
         self._add_to_digest(feeds, count)
         if self.count >= self._resumed_count and self.data_digest != self._resumed_data:
-            raise InputError(
-                "the interrupted calibration ran on other data", hint=f"remove {self._state} to start again"
-            )
+            raise self._other_data()
         return True
+
+    def require_resumed_samples(self) -> None:
+        """Check that the data had all samples of the resumed state.
+
+        Raises:
+            InputError: the state belongs to other data.
+        """
+        if self.count < self._resumed_count:
+            raise self._other_data()
+
+    def _other_data(self) -> InputError:
+        return InputError("the interrupted calibration ran on other data", hint=f"remove {self._state} to start again")
 
     def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], count: int) -> None:
         """Observe feeds and outputs of one run with ``count`` samples."""

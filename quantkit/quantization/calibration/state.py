@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from zipfile import BadZipFile
 
 import numpy as np
 
-from quantkit.formats.files import write_whole
+from quantkit.formats.state_files import read_state, write_state
 from quantkit.ir.graph import Edge
 from quantkit.ir.tensor import Array
 from quantkit.quantization.calibration.observation import Observation
@@ -36,22 +35,20 @@ class CalibrationState:
         plan = observation.plan
         return f"{observation.graph_digest} {plan.scheme.digest} {' '.join(map(str, plan.edges))}"
 
-    def load(self) -> None:
-        """Restore the observations of the file; a damaged file, or one of another graph or scheme, is ignored."""
-        if self.path is None or not self.path.exists():
-            return
-        try:
-            with np.load(self.path, allow_pickle=False) as stored:
-                if str(stored["key"]) != self._key:
-                    return
-                arrays = {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, KeyError, BadZipFile):
-            return
+    def load(self) -> bool:
+        """Restore the observations of the file, and return True.
+
+        A damaged file, or one of another graph or scheme, is ignored.
+        """
+        arrays = None if self.path is None else read_state(self.path)
+        if self.path is None or arrays is None or str(arrays["key"]) != self._key:
+            return False
         for number, observer in enumerate(self._observers()):
             observer.restore(_with_prefix(arrays, f"{number}/"))
         self.observation.monitor.restore(_with_prefix(arrays, "monitor "))
         self._restore_means(_with_prefix(arrays, "mean "))
         self.observation.resume_after(int(arrays["count"]), str(arrays["data"]), self.path)
+        return True
 
     def _restore_means(self, arrays: Mapping[str, Array]) -> None:
         means = self.observation.means
@@ -73,11 +70,11 @@ class CalibrationState:
         }
         if observation.means is not None:
             for edge, total in observation.means.sums.items():
-                arrays[f"mean {edge}"] = np.append(total, observation.means.rows[edge])
+                arrays[f"mean {edge.reference}"] = np.append(total, observation.means.rows[edge])
         arrays |= {f"monitor {name}": array for name, array in observation.monitor.state().items()}
         facts = {"key": self._key, "data": observation.data_digest, "count": observation.count}
         arrays.update({name: np.array(value) for name, value in facts.items()})
-        write_whole(self.path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+        write_state(self.path, arrays)
 
     def remove(self) -> None:
         """Remove the file."""

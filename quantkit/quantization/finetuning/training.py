@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from math import cos, inf, isfinite, pi
 from pathlib import Path
 from time import monotonic
-from zipfile import BadZipFile
 
 import numpy as np
 
 from quantkit.arguments import parse_duration
 from quantkit.errors import UsageError
-from quantkit.formats.files import write_whole
+from quantkit.formats.state_files import read_state, write_state
 from quantkit.ir.tensor import Array
 from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.quantization.finetuning.samples import SampleStore
@@ -183,7 +182,7 @@ class Training:
 
     def run(self) -> TrainingResult:
         """Train until the budget is used up, or the held-out loss stops falling."""
-        state = self._load() or _State.of(self.simulator.variables.zeros())
+        state = self.saved_state() or _State.of(self.simulator.variables.zeros())
         before = self.evaluate_start()
         if state.best_loss == inf:
             state.best_loss = before.loss
@@ -314,24 +313,19 @@ class Training:
         }
         facts = {name: getattr(state, name) for name in ("best_loss", "seconds", *_COUNTS)}
         arrays.update({name: np.array(value) for name, value in {**facts, "key": self.key}.items()})
-        write_whole(self.path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+        write_state(self.path, arrays)
 
-    def _load(self) -> _State | None:
-        """Return the state of the file; None without a file, or if it belongs to another training."""
-        if self.path is None or not self.path.exists():
+    def saved_state(self) -> _State | None:
+        """Return the state of the file; None without a file, or if it is damaged or belongs to another training."""
+        stored = None if self.path is None else read_state(self.path)
+        if stored is None or str(stored["key"]) != self.key:
             return None
         state = _State.of(self.simulator.variables.zeros())
-        try:
-            with np.load(self.path, allow_pickle=False) as stored:
-                if str(stored["key"]) != self.key:
-                    return None
-                for name in ("values", "means", "squares", "best"):
-                    getattr(state, name)[:] = [stored[f"{name}/{index}"] for index in range(len(state.values))]
-                state.best_loss, state.seconds = float(stored["best_loss"]), float(stored["seconds"])
-                for name in _COUNTS:
-                    setattr(state, name, int(stored[name]))
-        except (OSError, ValueError, KeyError, BadZipFile):
-            return None
+        for name in ("values", "means", "squares", "best"):
+            getattr(state, name)[:] = [stored[f"{name}/{index}"] for index in range(len(state.values))]
+        state.best_loss, state.seconds = float(stored["best_loss"]), float(stored["seconds"])
+        for name in _COUNTS:
+            setattr(state, name, int(stored[name]))
         return state
 
 

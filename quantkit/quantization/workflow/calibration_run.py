@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 from quantkit.arguments import expand_user
@@ -124,7 +123,7 @@ def _calibrate(
     state = None if options.output is None else options.output.with_name(f"{options.output.name}.calibration")
     with open_calibration_session(graph, plan, options.runtime) as session:
         samples = LabeledFeeds.of(model, session, data, options)
-        _announce(graph, plan, session.runtime.name, samples, state, options)
+        _announce(graph, plan, session.runtime.name, samples, options)
         names = dict.fromkeys(tensor_name(graph, edge) for edge in graph.outputs)
 
         def record(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
@@ -142,6 +141,7 @@ def _calibrate(
                 on_run=record,
                 preprocessing=samples.preprocessing,
                 resume=state,
+                on_message=options.on_message,
             )
         except KeyboardInterrupt:
             if state is not None and state.exists():
@@ -159,18 +159,14 @@ def _calibrate(
     return ranges, reference
 
 
-def _announce(
-    graph: Graph, plan: Plan, runtime: str, samples: LabeledFeeds, state: Path | None, options: Options
-) -> None:
-    """Report the size of the calibration dataset, the memory bound, and a resumed state."""
+def _announce(graph: Graph, plan: Plan, runtime: str, samples: LabeledFeeds, options: Options) -> None:
+    """Report the size of the calibration dataset, and the memory bound."""
     dataset = samples.dataset
     count = f"up to {options.limit}" if dataset.size is None else f"{dataset.size}"
     megabytes = (estimate_memory(graph, plan, runtime=runtime) + CACHE_BYTES) / 1e6
     options.on_message(
         f"calibrating on {count} {samples.noun} from {dataset.source} (up to {megabytes:.0f} MB of memory)"
     )
-    if state is not None and state.exists():
-        options.on_message(f"resuming from the calibration state in {state}")
     _report_preprocessing(samples.pipeline, options)
 
 

@@ -286,7 +286,7 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
         key=blake2b(" ".join((*facts, str(options.seed))).encode(), digest_size=8).hexdigest(),
         on_progress=options.on_progress,
     )
-    if path is not None and path.exists():
+    if training.saved_state() is not None:
         options.on_message(f"resuming from the fine-tuning state in {path}")
     before = training.evaluate_start()
     equalized = _equalize(problem, calibrated, options)

@@ -124,6 +124,8 @@ def test_a_state_of_other_data_is_an_error(tmp_path: Path) -> None:
         ranges_of(plan, broken(), resume=state)
     with pytest.raises(InputError, match="ran on other data"):
         ranges_of(plan, [SAMPLES[::-1]], resume=state)
+    with pytest.raises(InputError, match="ran on other data"):
+        ranges_of(plan, [SAMPLES[:3]], resume=state)
     other = annotate(network())
     assert ranges_of(other, [SAMPLES], resume=state).provenance.count == 20, "the state of another scheme is ignored"
 
