@@ -27,11 +27,13 @@ from quantkit.ir.functions import Function, FunctionName, Library
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization.annotation import annotate
-from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.workflow import quantize
 
-from . import structured
+from . import states, structured
+from .onnx_models import external_models, models_with_subgraphs, nested_models
 from .structured import Mutation
+from .trained import trained_files, trained_saved_model
 
 # Placeholders of a command line: the mutated file, the folder of outputs, the folder of valid files.
 FILE, OUT, VALID = "{file}", "{out}", "{valid}"
@@ -71,6 +73,21 @@ IMAGE_COMMANDS = (
     f"evaluate digits@reference --data {FILE}",
     f"quantize digits -o {OUT}/a.onnx --calibration {FILE} --runs 0 --runtime reference",
 )
+
+
+SHARD = "x-00000-of-00001.tfrecord"
+SHARD_COMMANDS = (
+    f"data verify {FILE}",
+    f"evaluate {VALID}/dense.pb@reference --data {FILE}/{SHARD} --outputs softmax",
+    f"data pack {VALID}/x.npz -o {FILE} --name x --workers 1",
+)
+RUN_COMMANDS = (f"run {VALID}/dense.pb@reference --data {VALID}/x.npz -o {FILE} --shard-size 3 --outputs softmax",)
+TRAINED_COMMANDS = (
+    f"summarize {FILE}",
+    f"transform {FILE} -o {OUT}/a.onnx",
+    f"quantize {FILE} -o {OUT}/a.onnx --runs 0",
+)
+JSON_MUTATIONS = (*TEXT, *[structured.mutate_json] * 20)
 
 
 @dataclass(frozen=True)
@@ -182,59 +199,7 @@ def onnx_files() -> list[bytes]:
     for graph in graphs():
         with suppress(QuantkitError):
             files.append(onnx.encode(convert(graph)))
-    return [*files, *_onnx_with_subgraphs()]
-
-
-def _onnx_with_subgraphs() -> list[bytes]:
-    """Return a model with an If, a Loop and shape arithmetic; none without the onnx package."""
-    if find_spec("onnx") is None:
-        return []
-    from onnx import TensorProto, helper
-
-    def value(name: str, kind: int = TensorProto.FLOAT, shape: Sequence[int | str] = (1, 4)) -> object:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    def branch(op: str) -> object:
-        return helper.make_graph([helper.make_node(op, ["x"], [f"{op}_out"])], op, [], [value(f"{op}_out")])
-
-    body = helper.make_graph(
-        [helper.make_node("Add", ["state", "one"], ["next"]), helper.make_node("Identity", ["go"], ["still"])],
-        "body",
-        [value("i", TensorProto.INT64, ()), value("go", TensorProto.BOOL, ()), value("state")],
-        [value("still", TensorProto.BOOL, ()), value("next")],
-    )
-    nodes = [
-        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
-        helper.make_node("Greater", ["total", "zero"], ["large"]),
-        helper.make_node("If", ["large"], ["chosen"], then_branch=branch("Relu"), else_branch=branch("Neg")),
-        helper.make_node("Loop", ["count", "yes", "chosen"], ["looped"], body=body),
-        helper.make_node("Shape", ["looped"], ["shape"]),
-        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
-        helper.make_node("Pad", ["zeros", "pads"], ["padded"]),
-        helper.make_node("Add", ["looped", "padded"], ["y"]),
-    ]
-    initializers = [
-        helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
-        helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0]),
-        helper.make_tensor("count", TensorProto.INT64, [], [3]),
-        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
-        helper.make_tensor("pads", TensorProto.INT64, [4], [0, 0, 0, 0]),
-    ]
-    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")], initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return [model.SerializeToString()]
-
-
-def external_models() -> list[bytes]:
-    """Return a model whose weights are in ``weights.bin``."""
-    message = onnx_message("ModelProto").FromString(onnx.encode(convert(CASES["dense"].graph)))
-    for tensor in message.graph.initializer:
-        tensor.ClearField("raw_data")
-        tensor.ClearField("float_data")
-        tensor.data_location = 1
-        for key, text in (("location", "weights.bin"), ("offset", "0"), ("length", str(4 * int(np.prod(tensor.dims))))):
-            tensor.external_data.add(key=key, value=text)
-    return [message.SerializeToString()]
+    return [*files, *models_with_subgraphs()]
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -286,7 +251,7 @@ def plan_files() -> list[bytes]:
 
 def range_files() -> list[bytes]:
     plan = annotate(CASES["dense"].graph)
-    return [Ranges({str(edge): (-1.5, 2.0) for edge in plan.edges}).text.encode()]
+    return [Ranges({edge: Range(-1.5, 2.0) for edge in plan.edges}).text.encode()]
 
 
 def scheme_files() -> list[bytes]:
@@ -329,6 +294,26 @@ def keras_files(suffix: str) -> list[bytes]:
         return [keras(Path(folder), suffix).read_bytes()]
 
 
+@cache
+def dense() -> bytes:
+    return graphdef.encode(CASES["dense"].graph)
+
+
+def shards() -> dict[str, bytes]:
+    return states.shard_files(npz_files()[0])
+
+
+def results(form: str) -> dict[str, bytes]:
+    return states.result_files(dense(), npz_files()[0], form)
+
+
+def change_bytes(data: bytes, random: np.random.Generator) -> bytes:
+    """Change one byte, such that most of the file is still read."""
+    changed = bytearray(data)
+    changed[int(random.integers(0, len(changed)))] = int(random.integers(0, 256))
+    return bytes(changed)
+
+
 ARRAY_MUTATIONS = (*BINARY, structured.mutate_header, structured.mutate_header, structured.mutate_header)
 FORMATS = {
     "pb": Format(
@@ -350,6 +335,14 @@ FORMATS = {
         "a.onnx",
         external_models,
         (*BINARY, *[structured.message_mutation(onnx_message("ModelProto"))] * 10),
+        MODEL_COMMANDS,
+        1,
+        companions=lambda: {"weights.bin": bytes(range(256))},
+    ),
+    "onnx_subgraphs": Format(
+        "a.onnx",
+        nested_models,
+        (*BINARY, *[structured.message_mutation(onnx_message("ModelProto"))] * 20),
         MODEL_COMMANDS,
         1,
         companions=lambda: {"weights.bin": bytes(range(256))},
@@ -441,12 +434,98 @@ FORMATS = {
     "h5": Format(
         "a.h5", lambda: keras_files(".h5"), BINARY, (f"summarize {FILE}", f"transform {FILE} -o {OUT}/a.pb"), 0.1
     ),
+    **{
+        f"trained_{suffix[1:]}": Format(
+            f"a{suffix}",
+            lambda suffix=suffix: trained_files(suffix),
+            (*BINARY, *[change_bytes] * 10, *[structured.member_mutation(structured.mutate_json)] * 10),
+            TRAINED_COMMANDS,
+            0.05,
+        )
+        for suffix in (".h5", ".keras")
+    },
+    "trained_saved_model": Format(
+        "saved_model.pb",
+        lambda: [trained_saved_model()["saved_model.pb"]],
+        (*BINARY, *[structured.message_mutation(graphdef_message("SavedModel"))] * 10),
+        TRAINED_COMMANDS,
+        0.05,
+        ".",
+        lambda: {name: data for name, data in trained_saved_model().items() if name != "saved_model.pb"},
+    ),
+    "shard": Format(SHARD, lambda: [shards()[SHARD]], BINARY, SHARD_COMMANDS, 0.5, ".", shards),
+    "shard_index": Format(
+        "x.index.json", lambda: [shards()["x.index.json"]], JSON_MUTATIONS, SHARD_COMMANDS, 1, ".", shards
+    ),
+    "shard_journal": Format(
+        ".x.packing.jsonl",
+        lambda: [json.dumps(json.loads(shards()["x.index.json"])["shards"][0]).encode()],
+        JSON_MUTATIONS,
+        SHARD_COMMANDS[-1:],
+        0.5,
+        ".",
+        lambda: {SHARD: shards()[SHARD]},
+    ),
+    "manifest": Format(
+        "manifest.json",
+        lambda: [results("jsonl")["manifest.json"]],
+        JSON_MUTATIONS,
+        RUN_COMMANDS,
+        0.3,
+        ".",
+        lambda: results("jsonl"),
+    ),
+    **{
+        f"results_{form}": Format(
+            f"results-00000-of-00002.{form}",
+            lambda form=form: [results(form)[f"results-00000-of-00002.{form}"]],
+            mutations,
+            tuple(f"{command} --format {form}" for command in RUN_COMMANDS),
+            0.3,
+            ".",
+            lambda form=form: {name: data for name, data in results(form).items() if name != "manifest.json"},
+        )
+        for form, mutations in (
+            ("jsonl", JSON_MUTATIONS),
+            ("npz", (*BINARY, *map(structured.member_mutation, ARRAY_MUTATIONS))),
+        )
+    },
+    "baseline": Format(
+        "b.json",
+        lambda: [states.saved_benchmark(dense())],
+        JSON_MUTATIONS,
+        (f"benchmark {VALID}/dense.pb@reference --baseline {FILE} --runs 2 --warmup 1 --processes 1",),
+        0.1,
+    ),
+    "sweep_state": Format(
+        "s.json",
+        lambda: [states.sweep_state()],
+        JSON_MUTATIONS,
+        (f"benchmark {VALID}/dense.pb@reference --sweep --resume {FILE} --time-budget 2s --json",),
+        0.05,
+    ),
+    "calibration_state": Format(
+        "a.onnx.calibration",
+        lambda: [states.interrupted_calibration(dense(), npz_files()[0])],
+        BINARY,
+        (f"quantize {VALID}/dense.pb -o {FILE} --calibration {VALID}/x.npz --runs 0 --runtime reference",),
+        0.3,
+        "a.onnx",
+    ),
+    "finetune_state": Format(
+        "a.onnx.finetune",
+        lambda: [states.interrupted_finetuning(dense(), npz_files()[0])] if find_spec("tensorflow") else [],
+        BINARY,
+        (f"quantize {VALID}/dense.pb -o {FILE} --calibration {VALID}/x.npz --runs 0 --finetune 2",),
+        0.02,
+        "a.onnx",
+    ),
 }
 
 
 def write_valid_files(folder: Path) -> None:
     """Write the unchanged files that command lines name."""
-    (folder / "dense.pb").write_bytes(graphdef.encode(CASES["dense"].graph))
+    (folder / "dense.pb").write_bytes(dense())
     (folder / "x.npz").write_bytes(npz_files()[0])
     (folder / "r.json").write_bytes(range_files()[0])
     (folder / "a.png").write_bytes(images()["PNG"])

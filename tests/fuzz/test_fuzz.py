@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Mutants of the default run, in one process; Keras and LiteRT models take seconds to make.
+# Mutants of the default run, in one process. The slow formats take seconds to make, or start processes.
 MUTANTS = int(os.environ.get("QUANTKIT_FUZZ_MUTANTS", "200"))
-SLOW_FORMATS = ("tflite", "keras", "h5")
+SLOW_FORMATS = (
+    *("tflite", "keras", "h5", "trained_h5", "trained_keras", "trained_saved_model", "finetune_state"),
+    *("manifest", "results_jsonl", "results_npz", "baseline", "sweep_state"),
+)
 # Limits of one command in its own process.
 MAX_SECONDS = 60
 MAX_BYTES = 8 << 30

@@ -64,6 +64,7 @@ def command_line(name: str, index: int, seed: int, folder: Path) -> list[str]:
         (folder / "valid").mkdir()
         write_valid_files(folder / "valid")
     for file, content in form.companions().items():
+        (folder / "in" / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / "in" / file).write_bytes(content)
     (folder / "in" / form.file).write_bytes(data)
     path = folder / "in" / (form.argument or form.file)
