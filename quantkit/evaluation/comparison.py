@@ -46,7 +46,7 @@ from quantkit.zoo.cards import list_cards
 
 # Layers differ little between samples: a few find the bad one.
 MAX_IMAGES = 16
-RANDOM_SAMPLES = 8
+RANDOM_SAMPLES, MAX_RANDOM_SAMPLES = 8, 10_000
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def compare(
         intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
         structure: compare nodes instead of values; only ``first``, ``second`` and ``offline`` apply.
         min_sqnr: lowest allowed SQNR in decibels.
-        limit: maximum number of samples (default: 16 of a file or folder, 8 random inputs, else all).
+        limit: maximum number of samples (default: 16 of a file or folder, 8 of at most 10,000 random inputs, else all).
         input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
             model card, else from a scaling layer of the graph, else 128).
         seed: seed of the random inputs.
@@ -194,6 +194,11 @@ def compare(
     require_number(floor=floor, **without_none(min_sqnr=min_sqnr))
     preprocessing = PreprocessingOptions.of(input_mean=input_mean, input_std=input_std)
     require_natural(seed=seed)
+    if data is None and limit is not None and limit > MAX_RANDOM_SAMPLES:
+        raise UsageError(
+            f"limit is {limit}, and there are at most {MAX_RANDOM_SAMPLES:,} random inputs",
+            hint="compare on data for more samples: --data",
+        )
     require_names(runtimes=runtimes, **without_none(inputs=inputs, outputs=outputs))
     runtime_names = as_names(runtimes) or ()
     require_text(**{f"runtimes[{index}]": name for index, name in enumerate(runtime_names)})

@@ -18,7 +18,8 @@ from quantkit.formats.kinds import HEAD_BYTES, KINDS, SUFFIXES, is_text, kind_of
 from quantkit.formats.temporary import remove_stale
 from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.tensorflow.frames import ENTERS, EXITS, OUTSIDE, find_frames
 from quantkit.ops.tensorflow.signatures import num_outputs
 
 # Files that the block of `name_written_files` has written.
@@ -137,6 +138,7 @@ def _resolve(graph: Graph, endpoints: Endpoints) -> Endpoints:
 def infer_endpoints(graph: Graph) -> Graph:
     """Return the graph with missing inputs and outputs inferred: placeholders, and nodes without other consumers.
 
+    Nodes inside of loops are not outputs; counters of loops are, if there are no others.
     Placeholders with a default are inputs only of a graph without other placeholders; scalars, such as the flag of
     the training mode, keep their default.
 
@@ -145,12 +147,27 @@ def infer_endpoints(graph: Graph) -> Graph:
     """
     inputs = graph.inputs or [name for name, node in graph.nodes.items() if node.op == "Placeholder"]
     inputs = inputs or [name for name, node in graph.nodes.items() if _is_optional_input(node)]
-    outputs = graph.outputs or [
-        name for name, node in graph.nodes.items() if node.op not in NOT_OUTPUTS and _is_sink(graph, name)
-    ]
+    outputs = graph.outputs or _infer_outputs(graph)
     if not outputs:
         _ = graph.order  # rejects a cycle, which has no end that could be an output
     return graph.with_endpoints(inputs, outputs)
+
+
+def _infer_outputs(graph: Graph) -> list[str]:
+    names = [name for name, node in graph.nodes.items() if node.op not in NOT_OUTPUTS and _is_sink(graph, name)]
+    if ENTERS.isdisjoint(graph.op_counts):
+        return names
+    try:
+        frames = find_frames(graph)
+    except GraphError:  # a part of a larger graph
+        return names
+    # Values inside of a loop cannot be fetched, and an unused integer at its end is its counter.
+    outside = [name for name in names if frames[name] is OUTSIDE]
+    return [name for name in outside if not _is_counter(graph[name])] or outside
+
+
+def _is_counter(node: Node) -> bool:
+    return node.op in EXITS and node.attrs.get("T") in (DType.INT32, DType.INT64)
 
 
 def _is_optional_input(node: Node) -> bool:

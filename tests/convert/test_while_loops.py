@@ -310,3 +310,14 @@ def _compare(converted: Graph, graph: Graph, feeds: Mapping[str, Array]) -> None
     assert outputs.keys() == expected.keys()
     for name, values in outputs.items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_lists_written_in_another_order_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reverse(tf: Any, x: Any) -> Any:
+        rows = tf.TensorArray(tf.float32, 5)
+        step: Any = lambda i, rows: (i + 1, rows.write(4 - i, x[:, i]))  # noqa: E731
+        return tf.while_loop(lambda i, *_: i < 5, step, [0, rows])[1].stack()
+
+    monkeypatch.setitem(CASES, reverse, ({"x": [2, 5, 3]}, {}))
+    with pytest.raises(UnavailableError, match="does not write element i of the list '.*' in iteration i"):
+        convert(frozen(reverse, False))

@@ -295,6 +295,8 @@ def test_random_inputs_flag_only_values_that_are_not_finite(tmp_path: Path, caps
     captured = capsys.readouterr()
     assert "random inputs prove little" in captured.out
     assert "hint: random inputs prove little" in captured.err
+    assert main([*arguments, "--limit", str(10**14)]) == 2
+    assert "at most 10,000 random inputs" in capsys.readouterr().err
 
 
 def test_random_images_are_patches() -> None:

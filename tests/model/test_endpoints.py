@@ -63,6 +63,26 @@ def test_a_graph_with_other_classes_or_unconnected_nodes_does_not_match_a_card()
     assert not find_endpoints(unrelated, list_cards()).inputs
 
 
+def test_inner_nodes_and_counters_of_loops_are_not_outputs() -> None:
+    frame = {"frame_name": b"loop"}
+    counter = [
+        constant("zero", np.int32(0)),
+        Node("index", "Enter", (Edge("zero"),), attrs={**frame, "T": DType.INT32}),
+        Node("count", "Exit", (Edge("index"),), attrs={"T": DType.INT32}),
+    ]
+    state = [
+        placeholder("x", (1,)),
+        Node("enter", "Enter", (Edge("x"),), attrs={**frame, "T": DType.FLOAT}),
+        node("unused", "Neg", "enter"),
+        Node("exit", "Exit", (Edge("enter"),), attrs={"T": DType.FLOAT}),
+    ]
+    assert infer_endpoints(Graph.of([*state, *counter])).outputs == (Edge("exit"),)
+    assert infer_endpoints(Graph.of([*state, *counter, node("y", "Neg", "exit")])).outputs == (Edge("y"),)
+    assert infer_endpoints(Graph.of(counter)).outputs == (Edge("count"),)
+    part = Graph.of([*state[1:], node("y", "Neg", "exit")])
+    assert infer_endpoints(part).outputs == (Edge("unused"), Edge("y"))
+
+
 def test_placeholders_with_a_default_are_inputs_only_without_others() -> None:
     training = Node("training", "PlaceholderWithDefault", (Edge("no"),), attrs={"shape": Shape(())})
     image = Node("image", "PlaceholderWithDefault", (Edge("zeros"),), attrs={"shape": Shape((None, 8, 8, 3))})

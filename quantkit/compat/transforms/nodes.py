@@ -84,12 +84,12 @@ class Parts(NamedTuple):
 
 
 def split(text: str) -> Parts:
-    """Split an input text.
+    """Split an input text; ``b:*`` stands for all outputs.
 
     >>> split("^a"), split("b:1")
     (Parts(prefix='^', node='a', suffix=''), Parts(prefix='', node='b', suffix=':1'))
     """
-    name, port = split_reference(text)
+    name, port = (text[:-2], "*") if text.endswith(":*") else split_reference(text)
     prefix = "^" if name.startswith("^") else ""
     return Parts(prefix, name.removeprefix("^"), f":{port}" if port else "")
 

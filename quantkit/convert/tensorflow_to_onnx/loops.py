@@ -26,7 +26,14 @@ from quantkit.convert.tensorflow_to_onnx.subgraphs import (
     with_constants,
     without_unused_nodes,
 )
-from quantkit.convert.tensorflow_to_onnx.translator import PLAIN, LoweredGraph, Translator, converts, translate_all
+from quantkit.convert.tensorflow_to_onnx.translator import (
+    PLAIN,
+    LoweredGraph,
+    Translator,
+    conversion_error,
+    converts,
+    translate_all,
+)
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
@@ -211,6 +218,12 @@ def _loop(translator: Translator, node: Node) -> None:
     body = onnx.encode_subgraph("body", inner, node.name, scalars=scalars, num_inputs=len(loop.variables))
     outputs = [Edge(node.name, index) for index in range(len(loop.variables) + len(loop.scans))]
     initial = (node.inputs[0], *(loop.initial[port] for port in loop.variables))
+    for edge in initial:
+        if translator.graph[edge.node].op == EMPTY_ROWS:
+            reason = (
+                f"the loop does not write element i of the list {edge.node!r} in iteration i, or also reads the list"
+            )
+            raise conversion_error(node, reason)
     inputs = (Edge(onnx.ABSENT.name), *map(translator.plain, initial))
     attrs: dict[str, Attr] = {"body": body, onnx.OUTPUTS: tuple(str(edge).encode() for edge in outputs)}
     translator.nodes[node.name] = Node(node.name, "Loop", inputs, tuple(edge.node for edge in captured), attrs)

@@ -112,7 +112,8 @@ def decode_node_message(message: Any, tensors: Mapping[str, Tensor] | None = Non
             f"a node ({message.op or 'without an op'}) has no name",
             hint="copy the file again, or export the model again",
         )
-    _check_name(message.name)
+    if not is_tensorflow_name(message.name):
+        raise GraphError(f"TensorFlow rejects the node name {message.name!r}", hint=NAME_HINT)
     inputs = tuple(message.input)
     attrs: dict[str, Attr] = {}
     for key, value in message.attr.items():
@@ -124,11 +125,6 @@ def decode_node_message(message: Any, tensors: Mapping[str, Tensor] | None = Non
         message.ClearField(field)
     extra = message.SerializeToString(deterministic=True)
     return Node.of_written(name, op, inputs, attrs, device, extra)
-
-
-def _check_name(name: str) -> None:
-    if not is_tensorflow_name(name):
-        raise GraphError(f"TensorFlow rejects the node name {name!r}", hint=NAME_HINT)
 
 
 def decode_attr(value: Any) -> Attr:
@@ -187,11 +183,7 @@ def encode_node(node: Node, field: int, inputs: Iterable[str] | None = None) -> 
         node: node to write.
         field: number of the field.
         inputs: inputs in the notation of functions (default: in the notation of graphs).
-
-    Raises:
-        GraphError: TensorFlow rejects the name of the node.
     """
-    _check_name(node.name)
     message = message_class("NodeDef")(name=node.name, op=node.op, device=node.device)
     message.input.extend(node.written_inputs if inputs is None else inputs)
     large: list[tuple[str, Tensor]] = []

@@ -2,6 +2,7 @@
 
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.graph import Graph
+from quantkit.ir.names import is_tensorflow_name
 from quantkit.ir.rewrite import Outcome
 from quantkit.transforms._names import names_in_subgraphs, rename_nodes
 from quantkit.transforms.registry import transform
@@ -22,7 +23,7 @@ def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_n
     Skips graphs without a node of the old name.
 
     Raises:
-        RecipeError: the old or the new name is not given exactly once.
+        RecipeError: the old or the new name is not given exactly once, or TensorFlow rejects the new one.
         GraphError: the new name is in use, or a subgraph of an ONNX graph refers to the old name.
 
     Example:
@@ -41,6 +42,8 @@ def rename_node(graph: Graph, *, old_node_name: tuple[str, ...] = (), new_node_n
             hint="write rename_node(old_node_name=OLD, new_node_name=NEW)",
         )
     [old], [new] = old_node_name, new_node_name
+    if graph.dialect == "tensorflow" and not is_tensorflow_name(new):
+        raise RecipeError(f"rename_node: TensorFlow rejects the name {new!r}", hint="write a name such as layer/output")
     if new in graph:
         raise GraphError(f"A node is alreading using {new}as name.", hint=f"rename the node {new!r} first")
     if old not in graph:
