@@ -60,6 +60,9 @@ COMMANDS = {
     "compare": ("compare digits digits --runtime reference", ""),
     "structure": ("compare digits digits --structure", ""),
     "benchmark": ("benchmark digits@reference --runs 5 --time-budget 20s --save OUT/b.json", ""),
+    "monitor": ("monitor --html OUT/m.html -- PYTHON -c print(sum(range(1000000)))", ""),
+    "run": ("run digits@reference --data ASSETS/digits_heldout.npz --limit 20 --workers 2 -o OUT/r", ""),
+    "pack": ("data pack ASSETS/digits_heldout.npz -o OUT/shards --workers 2", ""),
     "summarize": ("summarize digits", ""),
     "models": ("models list", ""),
     "model": ("models show inception_v3", ""),
@@ -91,7 +94,8 @@ def test_a_command_opens_no_connection_and_writes_only_its_outputs(name: str, tm
         folder.mkdir()
     (folders["site"] / "sitecustomize.py").write_text(SITECUSTOMIZE)
     graph = ROOT / "models" / "digits.pb"
-    for variable, path in (("OUT", folders["out"]), ("ASSETS", ASSETS), ("GRAPH", graph)):
+    replacements = {"OUT": folders["out"], "ASSETS": ASSETS, "GRAPH": graph, "PYTHON": Path(sys.executable)}
+    for variable, path in replacements.items():
         command = command.replace(variable, str(path))
     log = tmp_path / "log"
     environment = os.environ | {
