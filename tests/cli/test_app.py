@@ -93,13 +93,13 @@ def test_every_command_loads_plugins(graph_file: Path, tmp_path: Path, capsys: p
 
 def test_control_characters_of_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "evil\x1b[2J\x9b1m"
-    nodes = [GRAPH["x"].with_(name=name), GRAPH["same"].with_(inputs=(Edge(name),))]
-    save(Graph.of(nodes, [name], ["same"]), tmp_path / "graph.pb")
-    assert main(["summarize", str(tmp_path / "graph.pb")]) == 0
+    nodes = [GRAPH["x"].with_(name=name), Node("same", "Relu", (Edge(name),))]
+    save(Graph.of(nodes, [name], ["same"], dialect="onnx"), tmp_path / "graph.onnx")
+    assert main(["summarize", str(tmp_path / "graph.onnx")]) == 0
     text = capsys.readouterr().out
     assert r"evil\x1b[2J\x9b1m" in text
     assert "\x1b" not in text
-    assert main(["summarize", str(tmp_path / "graph.pb"), "--json"]) == 0
+    assert main(["summarize", str(tmp_path / "graph.onnx"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["inputs"][0]["name"] == name
 
 

@@ -250,8 +250,8 @@ def test_a_message_of_several_lines_is_printed_on_one(
 def test_json_documents_hold_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "evil\x9b1m\x7f\u202e\U000e0001"
     x = Node(name, "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 4))})
-    save(Graph.of([x, Node("y", "Relu", (Edge(name),), attrs={"T": DType.FLOAT})], [name], ["y"]), tmp_path / "g.pb")
-    assert main(["summarize", str(tmp_path / "g.pb"), "--json"]) == 0
+    save(Graph.of([x, Node("y", "Relu", (Edge(name),))], [name], ["y"], dialect="onnx"), tmp_path / "g.onnx")
+    assert main(["summarize", str(tmp_path / "g.onnx"), "--json"]) == 0
     text = capsys.readouterr().out
     assert text.replace("\n", "").isprintable()
     assert json.loads(text)["inputs"][0]["name"] == name
