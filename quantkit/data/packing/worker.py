@@ -21,6 +21,8 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print do not disturb the protocol
     for line in sys.stdin:
+        if not line.endswith("\n"):  # the parent died while it sent the request
+            break
         _send(output, _write(json.loads(line), output, parent))
 
 
