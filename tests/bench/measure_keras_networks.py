@@ -92,7 +92,7 @@ def segformer() -> Any:
         layerwise_patch_sizes=[7, 3, 3, 3],
         layerwise_strides=[4, 2, 2, 2],
         image_shape=(64, 64, 3),
-        hidden_dims=[16, 32, 32, 64],
+        hidden_dims=[16, 32, 48, 64],
     )
     return keras_hub.models.SegFormerBackbone(image_encoder=encoder, projection_filters=32)
 
@@ -122,10 +122,11 @@ def random_inputs(model: qk.Model, count: int, seed: int) -> dict[str, Array]:
         dims = (count, *(size or 16 for size in attrs["shape"].dims[1:]))
         dtype = attrs["dtype"].numpy
         is_mask = "mask" in str(edge)
+        limit = 2 if "segment" in str(edge) else 200
         values = (
             np.ones(dims)
             if is_mask
-            else random.integers(1, 200, dims)
+            else random.integers(1, limit, dims)
             if dtype.kind in "iu"
             else random.normal(size=dims)
         )
