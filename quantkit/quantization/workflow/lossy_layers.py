@@ -24,7 +24,7 @@ NUM_NOISY_LAYERS = 4
 LAST_LAYERS = ((0.02, PRODUCT_GAIN), (0.12, GAIN))
 # Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
 DRIFT_ERROR = 0.02
-DRIFT_FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+DRIFT_FRACTIONS = (0.25, 0.5)
 
 
 def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
