@@ -170,7 +170,7 @@ class GraphTensors:
     @cached_property
     def layers(self) -> tuple[FusedLayer, ...]:
         """Fused layers in topological order."""
-        return tuple(self._layer(node) for node in self.live.values() if _LAYERS.fullmatch(node.op))
+        return tuple(self._layer(node) for node in self.live.values() if node.inputs and _LAYERS.fullmatch(node.op))
 
     def _layer(self, node: Node) -> FusedLayer:
         names, is_activated = [self.plain_name(Edge(node.name))], "Relu" in node.op
@@ -206,7 +206,7 @@ class GraphTensors:
 
     def _clamps_at_zero(self, node: Node) -> bool:
         """Return True if the quantized range of a node begins at 0, which has the effect of a Relu."""
-        if node.op == "Requantize":
+        if node.op == "Requantize" and len(node.inputs) > 3:
             low = self.graph.constant_of(node.inputs[3])
             return low is not None and not low.array.any()
         has_zero_point = node.op == "QuantizeLinear" and len(node.inputs) > 2
@@ -246,18 +246,22 @@ class GraphTensors:
         values = [operand for operand in operands if operand is not None]
         if len(values) < len(operands):
             return None
+        try:
+            return self._compute(node, values, edge.port)
+        except (QuantkitError, LookupError, ValueError, TypeError, ArithmeticError):  # the node is invalid
+            return None
+
+    def _compute(self, node: Node, operands: list[Array], port: int) -> Array | None:
+        """Return an output of a node with constant operands; None for an op without a kernel."""
         if node.op == "DequantizeLinear":
-            return _dequantize(node, values)
+            return _dequantize(node, operands)
         if self.graph.dialect == onnx.DIALECT:
-            return values[0] if node.op in ("Identity", "Cast") else _transpose(node, values[0])
+            return operands[0] if node.op in ("Identity", "Cast") else _transpose(node, operands[0])
         if not has_kernel(node.op):
             return None
         constants = [self.graph.constant_of(source) for source in node.inputs]
-        arrays = [constant.array if constant else operand for constant, operand in zip(constants, values, strict=True)]
-        try:
-            return evaluate(node, arrays)[edge.port].astype(np.float32)
-        except QuantkitError:
-            return None
+        arrays = [tensor.array if tensor else operand for tensor, operand in zip(constants, operands, strict=True)]
+        return evaluate(node, arrays)[port].astype(np.float32)
 
 
 def _dequantize(node: Node, operands: list[Array]) -> Array:

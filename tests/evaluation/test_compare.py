@@ -276,6 +276,22 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        Node("w", "Transpose", attrs={"perm": (1, 0)}),
+        Node("w", "Transpose", (Edge("c"),), attrs={"perm": (0, 5)}),
+        Node("w", "DequantizeLinear", (Edge("c"),)),
+        Node("w", "Identity"),
+    ],
+)
+def test_weights_of_invalid_nodes_are_unknown(invalid: Node) -> None:
+    c = Node("c", "Constant", attrs={"value": Tensor.of(np.ones((2, 2), np.float32))})
+    nodes = [Node("x", "Placeholder"), c, invalid, Node("y", "MatMul", (Edge("x"), Edge("w")))]
+    (layer,) = GraphTensors(Graph.of(nodes, ["x"], ["y"], dialect="onnx")).layers
+    assert layer.weights is None
+
+
 def test_random_inputs_flag_only_values_that_are_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """NaN is a defect for any input; a low SQNR on random inputs is not, and the command prints a warning."""
     result = run(build_graph(), replace_weights(1, -WEIGHTS[1]))
