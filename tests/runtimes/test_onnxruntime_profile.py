@@ -1,12 +1,16 @@
-import onnx
-from onnx import TensorProto, helper
+from typing import Any
+
+import pytest
 
 from quantkit.formats.onnx import decode
 from quantkit.ir.graph import Graph
 from quantkit.runtimes.onnxruntime_profile import read_trace
 
+onnx = pytest.importorskip("onnx", reason="pip install onnx")
+from onnx import TensorProto, helper  # noqa: E402
 
-def _model(*nodes: onnx.NodeProto) -> Graph:
+
+def _model(*nodes: Any) -> Graph:
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "w")]
     output = helper.make_tensor_value_info("pool", TensorProto.UINT8, None)
     scale = helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5])

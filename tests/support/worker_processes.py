@@ -1,10 +1,15 @@
 """Processes of a run with workers, by their kind."""
 
-import psutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 
-def kind_of(process: psutil.Process) -> str:
+def kind_of(process: "psutil.Process") -> str:
     """Return ``worker``, ``node`` for the main process of a Ray node, or an empty string."""
+    import psutil  # the doctests of this folder run without it
+
     try:
         command = " ".join(process.cmdline())
     except psutil.Error:
