@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 EVENTS = ("cycles", "instructions", "cache-references", "cache-misses", "stalled-cycles-backend")
-LINE_BYTES = 64
 # Memory-bound: the processor completes few instructions per cycle, and many of them miss the last-level cache.
 MAX_MEMORY_BOUND_IPC = 1.0
 MIN_MISSES_PER_1000 = 10.0

@@ -16,7 +16,6 @@ from quantkit.ir.tensor import Array, DType
 
 MAX_STEPS = 256
 _ACTIVATIONS = {"LSTM": [b"Sigmoid", b"Tanh", b"Tanh"], "GRU": [b"Sigmoid", b"Tanh"]}
-_NUM_GATES = {"LSTM": 4, "GRU": 3}
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Element types of ONNX values: their numbers in the format, and the types of all edges of a graph."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
@@ -30,8 +30,6 @@ DTYPES = {
     22: DType.INT4,
 }
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-
-TypeRule = Callable[[Node, Sequence[DType | None]], Sequence[DType | None]]
 
 _BOOLEAN = frozenset(
     {"And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"}
