@@ -35,7 +35,10 @@ def make_reference() -> str:
             if leaf is not parser:
                 lines += [f"`{leaf.prog}`", ""]
             rows = [
-                (", ".join(action.option_strings) or action.metavar or action.dest, action.help.replace("|", "\\|"))
+                (
+                    ", ".join(action.option_strings) or action.metavar or action.dest,
+                    action.help.replace("|", "\\|").replace("%%", "%"),
+                )
                 for action in leaf._actions
                 if action.dest not in ("help", "json", "quiet", "verbose", "debug")
             ]
