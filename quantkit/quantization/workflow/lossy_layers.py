@@ -15,13 +15,13 @@ MAX_LAYERS = 0.25
 # Number of layers that may become float in any case.
 MIN_LAYERS = 2
 # Largest fraction of the loss that may remain with layers in float.
-GAIN = 0.75
-# The same for layers that cost little in float: products of two activations, and small last layers.
-PRODUCT_GAIN = 0.9
+MAX_LOSS = 0.75
+# The same for products of two activations and small last layers, which cost little in float, and for drifting layers.
+MAX_CHEAP_LOSS = 0.9
 # Number of layers, those with the noisiest inputs, that are tried one after the other.
 NUM_NOISY_LAYERS = 4
 # Largest fractions of the MACs of the last layers that may become float, and of the loss that may then remain.
-LAST_LAYERS = ((0.02, PRODUCT_GAIN), (0.12, GAIN))
+LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.12, MAX_LOSS))
 # Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
 DRIFT_ERROR = 0.02
 DRIFT_FRACTIONS = (0.25, 0.5)
@@ -32,7 +32,7 @@ def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Option
     reasons = find_lossy_layers(conversion.plan, conversion.ranges)
     if not reasons or len(reasons) > MAX_LAYERS * len(conversion.plan.patterns) or trials.is_good(conversion):
         return conversion
-    return _try_float(conversion, reasons, GAIN, trials, options)
+    return _try_float(conversion, reasons, MAX_LOSS, trials, options)
 
 
 def exclude_products(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -41,7 +41,7 @@ def exclude_products(conversion: Conversion, trials: Trials, options: Options) -
     if conversion.graph.dialect != onnx.DIALECT or not products or trials.is_good(conversion):
         return conversion
     reason = "a product of two activations loses precision in int8"
-    return _try_float(conversion, dict.fromkeys(products, reason), PRODUCT_GAIN, trials, options)
+    return _try_float(conversion, dict.fromkeys(products, reason), MAX_CHEAP_LOSS, trials, options)
 
 
 def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -55,12 +55,12 @@ def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     macs = count_node_macs(conversion.graph, (pattern.layer for pattern in conversion.plan.patterns), samples)
     total = sum(count or 0 for count in macs.values())
-    for max_fraction, gain in LAST_LAYERS:
+    for max_macs, max_loss in LAST_LAYERS:
         layers = _find_last_layers(conversion)
-        if not layers or sum(macs[name] or 0 for name in layers) > max_fraction * total:
+        if not layers or sum(macs[name] or 0 for name in layers) > max_macs * total:
             break
         reason = "rounding of the last layers is rounding of the outputs"
-        alternative = _try_float(conversion, dict.fromkeys(layers, reason), gain, trials, options)
+        alternative = _try_float(conversion, dict.fromkeys(layers, reason), max_loss, trials, options)
         if alternative is conversion:
             break
         conversion = alternative
@@ -92,16 +92,16 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
         if num_float + 1 > max_layers or trials.is_good(conversion):
             break
         reasons = {layer: f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB"}
-        alternative = _try_float(conversion, reasons, GAIN, trials, options)
+        alternative = _try_float(conversion, reasons, MAX_LOSS, trials, options)
         num_float += alternative is not conversion
         conversion = alternative
     return conversion
 
 
 def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of a recurrent ONNX graph with float layers until its states do not drift.
+    """Return the conversion of a recurrent ONNX graph with float layers if its states drift.
 
-    The layers with the noisiest inputs become float first.
+    The layers with the noisiest inputs become float first, at most the largest of `DRIFT_FRACTIONS` of all layers.
     """
     if conversion.graph.dialect != onnx.DIALECT or not trials.samples.states:
         return conversion
@@ -112,7 +112,7 @@ def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Opt
         reason = "errors of its int8 form accumulate in the states of the model"
         noisiest = layers[: ceil(fraction * len(layers))]
         reasons = {layer: reason for layer in noisiest if layer in conversion.plan.pattern_of}
-        conversion = _try_float(conversion, reasons, PRODUCT_GAIN, trials, options)
+        conversion = _try_float(conversion, reasons, MAX_CHEAP_LOSS, trials, options)
     return conversion
 
 
@@ -134,10 +134,10 @@ def _noisiest_layers(conversion: Conversion) -> Iterator[tuple[str, float]]:
 
 
 def _try_float(
-    conversion: Conversion, reasons: Mapping[str, str], gain: float, trials: Trials, options: Options
+    conversion: Conversion, reasons: Mapping[str, str], max_loss: float, trials: Trials, options: Options
 ) -> Conversion:
     alternative = conversion.keep_float(reasons)
-    if not trials.is_better(alternative, conversion, gain):
+    if not trials.is_better(alternative, conversion, max_loss):
         return conversion
     layer, reason = next(iter(reasons.items()))
     subject = f"{layer} stays" if len(reasons) == 1 else f"{layer} and {len(reasons) - 1} more stay"

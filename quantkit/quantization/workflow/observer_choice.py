@@ -23,9 +23,9 @@ EXTREMES = "min_max"
 # Ratio of the widths of two ranges from which they differ much.
 MUCH_WIDER = 1.5
 # Largest fraction of the default observer's loss that another one may have.
-GAIN = 0.5
+MAX_LOSS = 0.5
 # Largest fraction of the loss that may remain with other corrections, which cost no latency.
-CORRECTION_GAIN = 0.95
+MAX_CORRECTED_LOSS = 0.95
 
 
 def choose_observer(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -34,7 +34,7 @@ def choose_observer(conversion: Conversion, trials: Trials, options: Options) ->
         return conversion
     default = conversion.plan.scheme.observer
     alternative = _with_extremes(conversion)
-    if not trials.is_better(alternative, conversion, GAIN):
+    if not trials.is_better(alternative, conversion, MAX_LOSS):
         return conversion
     options.on_message(
         f"observer {EXTREMES} instead of {default}: the outputs are nearer to the float model on {len(trials.samples)} "
@@ -56,7 +56,7 @@ def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> C
     except QuantkitError:
         return conversion
     alternative = replace(conversion, ranges=migrated)
-    if not trials.is_better(alternative, conversion, CORRECTION_GAIN):
+    if not trials.is_better(alternative, conversion, MAX_CORRECTED_LOSS):
         return conversion
     edge = max(scales, key=lambda edge: max(scales[edge]))
     channel = int(np.argmax(ranges.channel_maxima[edge]))
@@ -75,11 +75,11 @@ def choose_bias_correction(conversion: Conversion, trials: Trials, options: Opti
         return conversion
     best = conversion
     with_activations = _with_mean_errors(conversion, trials, options)
-    if with_activations is not None and trials.is_better(with_activations, best, CORRECTION_GAIN):
+    if with_activations is not None and trials.is_better(with_activations, best, MAX_CORRECTED_LOSS):
         best = with_activations
     plan = replace(conversion.plan, scheme=scheme.with_(bias_correction=False))
     without = replace(conversion, plan=plan)
-    if trials.is_better(without, best, CORRECTION_GAIN):
+    if trials.is_better(without, best, MAX_CORRECTED_LOSS):
         options.on_message("no bias correction: the outputs are nearer to the float model without it")
         return without
     if best is not conversion:
@@ -113,7 +113,7 @@ def _with_extremes(conversion: Conversion) -> Conversion:
 
 
 def _differ_much(ranges: Ranges) -> bool:
-    """Return whether the extremes of an edge are much wider than its range; False without extremes."""
+    """Return True if the extremes of an edge are much wider than its range; False without extremes."""
     return any(
         extremes.high - extremes.low > MUCH_WIDER * (ranges[edge].high - ranges[edge].low)
         for edge, extremes in ranges.extremes.items()

@@ -42,7 +42,7 @@ class Trials:
         self._best: tuple[Conversion, AccuracyReport] | None = None
 
     def is_good(self, conversion: Conversion) -> bool:
-        """Return whether a conversion needs no alternative, or cannot be measured."""
+        """Return True if a conversion needs no alternative, or cannot be measured."""
         loss = self._loss(conversion)
         if loss is None:
             return True  # the accuracy of the result has the reason
@@ -54,15 +54,15 @@ class Trials:
         loss = self._loss(conversion)
         return 0.0 if loss is None else loss.drop
 
-    def is_better(self, alternative: Conversion, conversion: Conversion, gain: float) -> bool:
-        """Return whether the loss of an alternative is at most a fraction ``gain`` of that of a conversion."""
+    def is_better(self, alternative: Conversion, conversion: Conversion, max_loss: float) -> bool:
+        """Return True if the loss of an alternative is at most a fraction ``max_loss`` of that of a conversion."""
         default = self._loss(conversion)
         self._options.on_progress(Progress("comparing an alternative", 0))
         accuracy = self._measure(alternative)
         if default is None or accuracy is None:
             return False
         loss = _loss_of(accuracy)
-        is_better = loss.drop <= default.drop and loss.kl_divergence < gain * default.kl_divergence
+        is_better = loss.drop <= default.drop and loss.kl_divergence < max_loss * default.kl_divergence
         if is_better:
             self._best = alternative, accuracy
         return is_better
