@@ -1,4 +1,4 @@
-"""Second half of a quantization, for a model that was trained with fake quantization: its ranges are known."""
+"""First half of a quantization of a model that was trained with fake quantization: its ranges are known."""
 
 from typing import Protocol, runtime_checkable
 
