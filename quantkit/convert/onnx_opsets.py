@@ -67,7 +67,7 @@ def change_opset(graph: Graph, version: int) -> Graph:
 
     try:
         model = version_converter.convert_version(load_from_string(onnx.encode(graph)), version)
-    except Exception as error:
+    except Exception as error:  # the package raises errors of many types
         reason = one_line(str(error))
         raise UnavailableError(
             f"the package onnx cannot convert the graph to opset {version}: {reason}", hint="choose another opset"

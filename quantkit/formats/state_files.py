@@ -1,7 +1,7 @@
 """Files with the state of interrupted work: a digest, and named arrays.
 
-A damaged file is known before its content is used: zipfile and NumPy raise many types on one, and arrays of a wrong
-shape fail later.
+The digest detects a damaged file before its content is used: zipfile and NumPy raise errors of many types on such a
+file, and arrays of a wrong shape fail only later.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,12 @@ import numpy as np
 from quantkit.formats.files import write_whole
 from quantkit.ir.tensor import Array
 
+# Size of the digest in bytes.
 DIGEST_SIZE = 16
 
 
 def write_state(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays, none of them of objects, to a file, which appears complete or not at all."""
+    """Write arrays to a file, which appears complete or not at all; arrays of objects cannot be read again."""
     buffer = BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     content = buffer.getbuffer()

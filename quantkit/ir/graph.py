@@ -272,7 +272,7 @@ class Graph(Mapping[str, Node]):
         return len(self.nodes)
 
     def edge(self, text: str) -> Edge:
-        """Return the edge of a reference; the name of a node, such as ``y:0`` in ONNX, goes before ``name:port``."""
+        """Return the edge of a reference; the name of a node, such as ``y:0`` in ONNX, precedes ``name:port``."""
         return _find_edge(self.nodes, text)
 
     def consumers(self, producer: str | Edge) -> tuple[Node, ...]:

@@ -1,7 +1,7 @@
 """Names of nodes, and references to their outputs.
 
-A reference is ``name`` or ``name:port``. As in TensorFlow, only digits after the last colon are an output index: the
-names of ONNX values contain colons, those of TensorFlow nodes do not.
+A reference is ``name`` or ``name:port``. As in TensorFlow, digits after the last colon are the output index. Any other
+text after a colon belongs to the name: names of ONNX values may contain colons.
 """
 
 import re

@@ -12,7 +12,7 @@ from quantkit.pipelines.execution import Execution
 _SECONDS, _WARMUP = 0.4, 0.3
 _MIN_SECONDS, _MIN_WARMUP = 0.2, 0.1
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 9
-# A rewrite is applied only if its median gain is larger than this fraction.
+# A rewrite is applied only if its median gain is at least this fraction.
 MIN_GAIN = 0.03
 
 
@@ -38,7 +38,7 @@ class Gain:
 
     @property
     def is_relevant(self) -> bool:
-        """True if the median gain is larger than `MIN_GAIN`."""
+        """True if the median gain is at least `MIN_GAIN`."""
         return self.ratio >= 1 + MIN_GAIN
 
     @property

@@ -28,7 +28,7 @@ def run_function(reference: str) -> Any:
     if not colon or not name.isidentifier():
         raise UsageError(f"{reference!r} names no function", hint="write FILE.py:FUNCTION")
     path = Path(os.path.realpath(expand_user(text)))
-    if not os.path.lexists(path):  # a loop of links exists
+    if not os.path.lexists(path):  # True for a loop of links, which is not a Python file
         raise InputError(f"{text} does not exist", hint="write FILE.py:FUNCTION")
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"{text} is not a Python file", hint="write FILE.py:FUNCTION")

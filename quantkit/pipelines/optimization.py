@@ -22,7 +22,7 @@ from quantkit.pipelines.caching import (
 from quantkit.pipelines.cleanup import remove_no_ops
 from quantkit.pipelines.execution import Execution
 from quantkit.pipelines.fusion import fuse_maps
-from quantkit.pipelines.gain import MIN_GAIN, Gain, measure_gain
+from quantkit.pipelines.gain import Gain, measure_gain
 from quantkit.pipelines.optimization_report import OptimizationResult, PipelineStep
 from quantkit.pipelines.parallelism import add_prefetch, parallelize
 from quantkit.pipelines.stages import element_shapes, element_types, is_one_to_one, root_of
@@ -157,7 +157,7 @@ class _Optimizer:
         only = applied[0].gain if len(applied) == 1 else None
         # The chosen rewrites are those whose noise was favorable: a second measurement is free of this bias.
         gain = only if only is not None and only.ratio >= _CLEAR_GAIN else self._overall()
-        if gain.ratio < 1 + MIN_GAIN:
+        if not gain.is_relevant:
             steps = [step.undone("no gain in a second measurement of all rewrites") for step in steps]
             return self._original, steps, None
         return self._graph, steps, gain

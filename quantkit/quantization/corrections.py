@@ -138,7 +138,15 @@ def _bias_of(graph: Graph, pattern: FusedPattern) -> str:
 
 
 class _Pair:
-    """Two consecutive layers, and the scale of each channel between them."""
+    """Two consecutive layers, and the scale of each channel between them.
+
+    Attributes:
+        maxima: largest absolute value of each channel between the layers, or None.
+        scale: product of the factors so far; None before the first iteration.
+        input_axes: axes of the second weights with the channels.
+        counts_first, counts_second: False for weights whose channels have their own quantization parameters.
+        ceiling: largest value of a channel after scaling.
+    """
 
     def __init__(
         self, graph: Graph, plan: Plan, first: FusedPattern, second: FusedPattern, maxima: Array | None
@@ -192,7 +200,7 @@ class _Pair:
             multiplied.append(self.maxima * scale)
         divided = [sizes_in] if self.counts_second else []
         used = np.all([sizes > 0 for sizes in (sizes_out, sizes_in, *multiplied)], axis=0)
-        # The mean of the logarithms is that of the channel without a factor.
+        # target = (prod(divided) / prod(multiplied)) ** (1 / n): prod(multiplied * target) == prod(divided / target)
         target = np.ones_like(scale)
         ratios = [1 / sizes[used] for sizes in multiplied] + [sizes[used] for sizes in divided]
         target[used] = np.prod(ratios, axis=0) ** (1 / len(ratios)) if ratios else 1.0

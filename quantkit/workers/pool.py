@@ -84,9 +84,12 @@ class _Slot:
 
     Attributes:
         worker: process; replaced after its end.
+        usage: work of all its processes.
         task: present task; None while the worker is free.
         is_open: True after the service was opened.
+        start: start of the first process.
         since: start of the present task, or of the process.
+        failed_starts: number of processes in sequence that ended while they opened the service.
     """
 
     def __init__(self, worker: Worker, index: int) -> None:

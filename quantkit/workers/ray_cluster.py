@@ -127,7 +127,7 @@ class RayCluster(Cluster):
         self._stack.enter_context(redirect_stdout(cast("TextIO", _StandardOutput(sys.stdout))))
         self._stack.callback(self._ray.shutdown)
         try:
-            with _environment(self._environment if self._is_own else {}):
+            with _temporary_environment(self._environment if self._is_own else {}):
                 self._ray.init(address=address or "local", **common)
         except Exception as error:  # Ray raises many classes, for example ConnectionError and RuntimeError
             self._stack.close()
@@ -184,7 +184,7 @@ class _StandardOutput:
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _temporary_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that start in a block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -9,9 +9,9 @@ A benchmark examines its intervals after each number of processes in `LOOKS`, an
 clear enough. The interval on which it stops is more often one that misses the true value (Chow and Robbins 1965; Starr
 1966 for few samples). The looks are therefore few and fixed, and each interval is computed with 97 % confidence, as in
 group sequential tests (Pocock 1977). In simulations of normal logarithms, at least 95 % of the reported intervals then
-contain the true value, for any spread and requested width; 93 % if the difference is that up to which two latencies
-are the same. After `MIN_PROCESSES`, a benchmark stops only at a difference of four half-widths, which does not change
-these fractions.
+contain the true value, for any spread and requested width; 93 % if the difference equals the limit up to which two
+latencies count as the same. After `MIN_PROCESSES`, a benchmark stops only at a difference of four half-widths, which
+does not change these fractions.
 """
 
 from collections.abc import Sequence

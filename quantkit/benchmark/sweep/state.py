@@ -61,7 +61,7 @@ class SweepState:
         try:
             document = read_json(path, hint)
             if document["schema"] != SCHEMA:
-                raise InputError(f"{path}: the schema is {document['schema']!r}, and {SCHEMA!r} is required")
+                raise InputError(f"{path}: the schema is {document['schema']!r}, and {SCHEMA!r} is required", hint)
             check_structure(document["trials"], {str: [_TRIAL]}, "trials")
             trials = {model: [SettingTrial(**trial) for trial in rows] for model, rows in document["trials"].items()}
             for trial in (trial for rows in trials.values() for trial in rows):

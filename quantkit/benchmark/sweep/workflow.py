@@ -52,7 +52,7 @@ def sweep(
     Args:
         models: see `quantkit.benchmark`.
         time_budget: total time limit in seconds, or a text such as ``5m``; each model gets a part in
-            proportion to the number of its settings and to the time that its runtime takes to open it.
+            proportion to the number of its settings and to the run time of its first measurement.
         resume: file for the finished trials; those in it are not measured again.
         on_progress: receives the progress.
         options: see `quantkit.benchmark`. Options with a value are not varied; with several precisions, the first is

@@ -23,6 +23,7 @@ from quantkit.ops.tensorflow.signatures import output_dtypes
 
 NCHW, PLAIN = "nchw", "plain"
 
+# Hints for ops that a transform folds into their layers.
 _FOLDING_HINTS: Mapping[str, str] = {
     "BatchNormWithGlobalNormalization": "run the transform fold_old_batch_norms first, or the recipe inference",
 }
@@ -338,7 +339,6 @@ def _with_onnx_inputs(node: Node) -> Node:
     return node.with_(inputs=node.inputs[1:] if node.op == "Conv2DBackpropInput" else node.inputs, controls=())
 
 
-# Hints for ops that a transform folds into their layers.
 def dtype_of(graph: Mapping[str, Node], edge: Edge) -> DType:
     """Return the element type of a value of a TensorFlow graph.
 

@@ -1,4 +1,4 @@
-"""Float graph with the facts that decide about the formats of its tensors."""
+"""Facts about a float graph that both nodes and edges need."""
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ops.roles import find_roles
@@ -8,7 +8,7 @@ from quantkit.quantization.targets import find_target
 
 
 class FloatGraph:
-    """Nodes that the outputs need, with the roles of their dialect.
+    """Float graph with the facts that decide about the number formats of its tensors.
 
     Attributes:
         graph: float graph.

@@ -73,7 +73,7 @@ class Observation:
             return False
         self._add_to_digest(feeds, count)
         if self.count >= self._resumed_count and self.data_digest != self._resumed_data:
-            raise self._other_data()
+            raise self._other_data_error()
         return True
 
     def require_resumed_samples(self) -> None:
@@ -83,9 +83,9 @@ class Observation:
             InputError: the state belongs to other data.
         """
         if self.count < self._resumed_count:
-            raise self._other_data()
+            raise self._other_data_error()
 
-    def _other_data(self) -> InputError:
+    def _other_data_error(self) -> InputError:
         return InputError("the interrupted calibration ran on other data", hint=f"remove {self._state} to start again")
 
     def observe(self, feeds: Mapping[str, Array], outputs: Mapping[str, Array], count: int) -> None:

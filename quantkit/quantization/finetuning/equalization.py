@@ -1,7 +1,7 @@
 """Equalized start of a fine-tuning: consecutive layers with equal scales, and ranges of their new tensors.
 
 A layer with one scale for all weights, or a tensor with one scale for all channels, leaves few quantized values for its
-smaller channels. Training moves a weight by a few steps, and cannot give them back.
+smaller channels. Training moves a weight by a few quantization steps, and cannot restore the lost values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ def equalize_layers(graph: Graph, plan: Plan, store: SampleStore, runtime: str) 
     """Return an equalized graph with the ranges of its tensors; None if no layers can be equalized.
 
     Args:
-        graph: float graph.
+        graph: float graph; the layers of ONNX graphs are not equalized.
         plan: plan of ``graph``.
         store: samples for the maxima of channels, and for the ranges.
         runtime: runtime of the float graph, or ``auto``.

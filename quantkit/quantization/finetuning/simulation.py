@@ -27,7 +27,8 @@ from quantkit.quantization.targets import find_target
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
 # Attribute that selects the gradient of a node instead of that of its op type.
 GRADIENT_ATTRIBUTE = "_gradient_op_type"
-TYPE = {"T": DType.FLOAT}
+# Attributes of an op on float32.
+FLOAT_ATTRS = {"T": DType.FLOAT}
 LEARNED_STEP = b"QuantkitLearnedStep"
 # Largest number of elements whose positions float32 distinguishes.
 MAX_TRACED = 1 << 24
@@ -218,7 +219,7 @@ def _mark_edges(graph: Graph, plan: Plan, edges: list[Edge], all_consumers: bool
     nodes = dict(graph.nodes)
     markers: dict[Edge, str] = {}
     outputs = list(graph.outputs)
-    attrs = {} if graph.dialect == onnx.DIALECT else TYPE
+    attrs = {} if graph.dialect == onnx.DIALECT else FLOAT_ATTRS
     for number, edge in enumerate(edges):
         marker = free_name(graph, f"fake_quant_{number}")
         markers[edge] = marker
@@ -241,9 +242,11 @@ def _add_fake_quants(graph: Graph, edges: tuple[QuantizedEdge, ...]) -> Graph:
             nodes[name] = Node(name, "Placeholder", attrs={"dtype": DType.FLOAT})
         spec = edge.parameters.spec
         if not edge.is_rounded:
-            above = Node(f"{edge.node}/above", "Maximum", (nodes[edge.node].inputs[0], Edge(names[0])), attrs=TYPE)
+            above = Node(
+                f"{edge.node}/above", "Maximum", (nodes[edge.node].inputs[0], Edge(names[0])), attrs=FLOAT_ATTRS
+            )
             nodes[above.name] = above
-            nodes[edge.node] = Node(edge.node, "Minimum", (Edge(above.name), Edge(names[1])), attrs=TYPE)
+            nodes[edge.node] = Node(edge.node, "Minimum", (Edge(above.name), Edge(names[1])), attrs=FLOAT_ATTRS)
             continue
         nodes[edge.node] = Node(
             edge.node,

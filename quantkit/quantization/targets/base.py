@@ -201,7 +201,7 @@ class Target(ABC):
         Args:
             graph: float graph.
             plan: plan of ``graph``.
-            runtime: name of one of `runtimes`.
+            runtime: name of one of `runtimes`; empty for no particular one.
         """
         return frozenset()
 

@@ -32,10 +32,9 @@ from quantkit.transforms.precision.quantize_nodes import (
 )
 from quantkit.transforms.precision.quantize_weights import quantize_weights
 
-QUANTIZED_SUFFIX = "/eightbit"
+QUANTIZED_SUFFIX, FLOAT_SUFFIX = "/eightbit", "/float"
 # QuantizedBiasAdd computes in steps of its largest limit over 2^14.
 BIAS_ADD_FACTOR, INT32_STEPS = np.float32(1 << 17), 2.0**32
-FLOAT_SUFFIX = "/float"
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
@@ -125,7 +124,7 @@ def _limits(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | Non
 
 
 def find_exact_limit(limit: float) -> float:
-    """Return the smallest float32 from a limit on with which QuantizedBiasAdd has no offset.
+    """Return the smallest float32 of at least a limit for which QuantizedBiasAdd has no offset.
 
     The kernel multiplies M = 2^17 * limit by (2^32 - 1) / (2 * M). Where the product is not 2^31 after the rounding to
     float32, which is the case for 1 of 7 limits, all sums are too small by 1/64 of the limit.

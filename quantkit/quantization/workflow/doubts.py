@@ -59,7 +59,7 @@ def _range_doubts(model: Model, reference: FloatReference) -> Iterator[str]:
 
 
 def barely_vary(reference: FloatReference) -> bool:
-    """Return whether no output of the float model depends noticeably on the sample."""
+    """Return True if no output of the float model depends noticeably on the sample."""
     names = list(reference.outputs[0])
     return all(not _varies([outputs[name] for outputs in reference.outputs], reference) for name in names)
 

@@ -247,7 +247,7 @@ def _tensor_bytes(graph: Graph) -> int:
 
 
 def _takes_batches(simulator: Simulator, store: SampleStore) -> bool:
-    """Return whether several runs can be computed together: the graph does not contain its batch size."""
+    """Return True if several runs can be computed together: the graph does not contain its batch size."""
     if len(store) < 2:
         return False
     try:

@@ -206,7 +206,7 @@ class FloatReference:
 
 
 def are_vectors(outputs: Mapping[str, Array]) -> bool:
-    """Return whether outputs are one array with one row of several values per sample."""
+    """Return True if outputs are one array with one row of several values per sample."""
     if len(outputs) != 1:
         return False
     (values,) = outputs.values()

@@ -15,7 +15,7 @@ def count_cores() -> int:
 
 
 def saturates_in_int16() -> bool:
-    """Return whether pairs of u8 x s8 products saturate in int16: AVX2 without VNNI."""
+    """Return True if pairs of u8 x s8 products saturate in int16: AVX2 without VNNI."""
     isa = set(this_machine().isa)
     return "avx2" in isa and not DOT_PRODUCTS & isa
 

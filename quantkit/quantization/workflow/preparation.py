@@ -95,7 +95,7 @@ def prepare_float_graph(
 
 
 def _is_quantized_natively(model: Model, options: Options, scheme: Scheme) -> bool:
-    """Return whether an ONNX graph stays an ONNX graph.
+    """Return True if an ONNX graph stays an ONNX graph.
 
     Only TensorFlow graphs can absorb the preprocessing, and only they can be calibrated without an installed runtime.
     """

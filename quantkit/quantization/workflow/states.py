@@ -14,9 +14,9 @@ from quantkit.ir.tensor import Array
 Feeds = dict[str, Array]
 # Largest difference of a fed state from the output before, relative to the largest absolute value.
 TOLERANCE = 1e-3
-# Fraction of the runs whose fed state is the output before; a dataset may contain several sequences.
+# Least fraction of the runs whose fed state is the output before; a dataset may contain several sequences.
 MIN_FRACTION = 0.5
-# Number of runs that show a state.
+# Largest number of runs in which states are searched.
 MAX_RUNS = 32
 
 
@@ -38,7 +38,7 @@ def find_states(feeds: Sequence[Mapping[str, Array]], outputs: Sequence[Mapping[
 
 
 def _is_state(values: Sequence[Array], outputs: Sequence[Mapping[str, Array]], name: str) -> bool:
-    """Return whether an input is the output of the run before in most runs, and changes."""
+    """Return True if an input is the output of the run before in most runs, and changes."""
     if values[0].dtype.kind != "f" or all(_is_equal(values[0], other) for other in values[1:]):
         return False
     pairs = zip(values[1:], outputs, strict=False)
@@ -55,7 +55,7 @@ def _is_equal(value: Array, other: Array) -> bool:
 
 @dataclass
 class StateLoop:
-    """Runs of a model with its own states in the place of recorded ones.
+    """Runs of a model with its own states instead of the recorded ones.
 
     Attributes:
         states: result of `find_states`.

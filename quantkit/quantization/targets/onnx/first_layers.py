@@ -55,25 +55,25 @@ def find_first_layers(graph: Graph) -> dict[str, str]:
     return first
 
 
-def _is_faster_in_float(graph: Graph, conv: Node, shapes: Mapping[Edge, Shape], *, is_after: bool) -> bool:
-    """Return whether ONNX Runtime computes a layer faster in float than in int8.
+def _is_faster_in_float(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape], *, is_after: bool) -> bool:
+    """Return True if ONNX Runtime computes a layer faster in float than in int8.
 
     Args:
         graph: graph of the layer.
-        conv: the layer; only convolutions of images can be faster.
+        layer: layer; only convolutions of images can be faster.
         shapes: shapes by edge.
         is_after: True after another float layer.
     """
-    weights = graph.constant_of(conv.inputs[1]) if conv.op == "Conv" else None
+    weights = graph.constant_of(layer.inputs[1]) if layer.op == "Conv" else None
     if weights is None or len(weights.shape) != 4:
         return False
-    positions = (shapes.get(Edge(conv.name), UNKNOWN).dims or ())[2:]
+    positions = (shapes.get(Edge(layer.name), UNKNOWN).dims or ())[2:]
     if None not in positions and prod(size or 0 for size in positions) < MIN_POSITIONS:
         return False
     num_outputs, num_inputs, *kernel = weights.shape
-    if conv.attrs.get("group", 1) == num_outputs > 1 and num_inputs == 1:
+    if layer.attrs.get("group", 1) == num_outputs > 1 and num_inputs == 1:
         return num_outputs <= MAX_DEPTHWISE_CHANNELS
-    if conv.attrs.get("group", 1) != 1:
+    if layer.attrs.get("group", 1) != 1:
         return False
     if prod(kernel) == 1:
         return is_after and num_inputs * num_outputs <= MAX_POINTWISE_PRODUCT
