@@ -71,15 +71,16 @@ def read_index(path: Path) -> Index:
     Raises:
         InputError: the file cannot be read, or is not an index.
     """
+    hint = "pack the source again"
     try:
-        table = read_json(path, hint="pack the source again")
+        table = read_json(path, hint)
         if table["schema"] != SCHEMA:
-            raise InputError(f"{path} has the schema {table['schema']!r}, not {SCHEMA!r}")
+            raise InputError(f"{path} has the schema {table['schema']!r}, not {SCHEMA!r}", hint)
         check_structure(table, _STRUCTURE, "the index")
         shards = tuple(Shard.from_json(shard) for shard in table["shards"])
         return Index(table["name"], table["source"], tuple(table["classes"]), shards, table["options"])
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is not an index of shards", hint="pack the source again") from None
+        raise InputError(f"{path} is not an index of shards", hint) from None
 
 
 class Journal:
