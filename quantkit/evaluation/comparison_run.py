@@ -67,12 +67,12 @@ class ComparisonRun:
             try:
                 for feeds, other_feeds in self.samples.feeds(first.inputs, second.inputs):
                     sums.add(_fetch(first, self.graphs[0], feeds), _fetch(second, self.graphs[1], other_feeds))
-                    on_progress(Progress("comparing", sums.samples, self.samples.total))
+                    on_progress(Progress("comparing", sums.num_samples, self.samples.total))
             except KeyboardInterrupt:
-                if not sums.samples:
+                if not sums.num_samples:
                     raise
                 raise EvaluationInterrupted(self._result(sums, (first.runtime, second.runtime))) from None
-            if not sums.samples:
+            if not sums.num_samples:
                 raise UsageError("the dataset has no sample", hint="pass at least one sample, or omit the data")
             return self._result(sums, (first.runtime, second.runtime))
 
@@ -83,7 +83,7 @@ class ComparisonRun:
             self.names,
             runtimes,
             rows,
-            sums.samples,
+            sums.num_samples,
             tuple(name for name in sums.tensors.probes if name not in paired),
             self.floor,
             self.samples.are_random,
@@ -99,14 +99,14 @@ class _PairSums:
         self.tensors = tensors
         self.pairs = pairs
         self.sums = [TensorSums(pair, tensors.graph.dialect == onnx.DIALECT) for pair in pairs]
-        self.samples = 0
+        self.num_samples = 0
 
     def add(self, first: Mapping[Edge, Array], second: Mapping[Edge, Array]) -> None:
         """Add the tensors of one sample, by edge."""
         with np.errstate(all="ignore"):
             for pair, sums in zip(self.pairs, self.sums, strict=True):
                 sums.add(pair.first.values(first), pair.second.values(second), pair.second.scale(second))
-        self.samples += 1
+        self.num_samples += 1
 
     def rows(self) -> tuple[LayerRow, ...]:
         """Return the rows in topological order, with the drop from the worst input of each layer."""

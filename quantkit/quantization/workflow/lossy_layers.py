@@ -119,7 +119,7 @@ def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Opt
 def _noisiest_layers(conversion: Conversion) -> Iterator[tuple[str, float]]:
     """Yield layers and the SQNR of their noisiest int8 tensor, the noisiest first.
 
-    An output is noise of a layer itself if only its kernel needs it in int8.
+    The output of a layer counts if no int8 node consumes it: then only the layer's own kernel rounds it.
     """
     plan, sqnr = conversion.plan, conversion.ranges.sqnr
     consumed = {edge for pattern in plan.patterns for edge in pattern.inputs}
