@@ -214,6 +214,7 @@ def measure(folder: Path) -> dict[str, Any]:
     simulated = trained.predict(images, verbose=0)
     base = tf_keras.models.load_model(folder / "float.h5", compile=False)
     return {
+        "schema": "quantkit.tfmot/1",
         "machine": this_machine().to_json(),
         "images": {"train": len(train_images), "test": len(images)},
         "float": accuracy(base.predict(images, verbose=0), labels),

@@ -60,7 +60,7 @@ COMMANDS = {
     "compare": ("compare digits digits --runtime reference", ""),
     "structure": ("compare digits digits --structure", ""),
     "benchmark": ("benchmark digits@reference --runs 5 --time-budget 20s --save OUT/b.json", ""),
-    "monitor": ("monitor --html OUT/m.html -- PYTHON -c print(sum(range(1000000)))", ""),
+    "monitor": ("monitor --html OUT/m.html -- PYTHON -c print(sum(range(1000000)))", "psutil"),
     "run": ("run digits@reference --data ASSETS/digits_heldout.npz --limit 20 --workers 2 -o OUT/r", ""),
     "pack": ("data pack ASSETS/digits_heldout.npz -o OUT/shards --workers 2", ""),
     "summarize": ("summarize digits", ""),

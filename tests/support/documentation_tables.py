@@ -146,17 +146,20 @@ def benchmark_table(document: dict[str, Any], link: str) -> list[str]:
 
 def finetuning_table(document: dict[str, Any], link: str) -> list[str]:
     """Return the accuracy after calibration, and the fractions of its loss that fine-tuning recovers."""
-    lines = [
-        "| network | model | top-1 | agreement | KL | recovered | time | peak memory |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, rows in document["cases"].items():
-        floats = next(iter(rows.values()))["float"]
-        lines.append(f"| `{name}` | float | {percent(floats.get('top1'))} | | | | | |")
-        for method, row in rows.items():
-            label = f"`--finetune {method}`" if method != "calibrated" else method
-            cells = (label, *accuracy_cells(row), f"{row['seconds']:.0f} s", f"{row['peak_bytes'] / 1e9:.1f} GB")
-            lines.append(f"| | {' | '.join(cells)} |")
+    columns = (
+        *("network", "runtime", "model", "top-1", "agreement", "KL", "recovered"),
+        *("file and simulation agree", "time", "peak memory"),
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) - 1)]
+    for name, methods in document["cases"].items():
+        floats = next(iter(methods.values()))["float"]
+        lines.append(f"| `{name}` | | float | {percent(floats.get('top1'))} | | | | | | |")
+        for method, row in methods.items():
+            label = method if method == "calibrated" else f"`--finetune {method}`"
+            cost = (f"{row['seconds']:.0f} s", f"{row['peak_bytes'] / 1e9:.1f} GB")
+            for runtime in row["accuracy"]:
+                cells = (runtime, label, *accuracy_cells(row, runtime), percent(row["simulation"][runtime]), *cost)
+                lines.append(f"| | {' | '.join(cells)} |")
     return [
         *lines,
         "",
@@ -165,9 +168,9 @@ def finetuning_table(document: dict[str, Any], link: str) -> list[str]:
     ]
 
 
-def accuracy_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return top-1, agreement, KL divergence, and the recovered fractions of a model."""
-    accuracy, fractions = row["accuracy"], row.get("recovered", {})
+def accuracy_cells(row: Mapping[str, Any], runtime: str) -> tuple[str, ...]:
+    """Return top-1, agreement, KL divergence, and the recovered fractions of a model in a runtime."""
+    accuracy, fractions = row["accuracy"][runtime], row.get("recovered", {}).get(runtime, {})
     recovered = ", ".join(f"{100 * fractions[name]:.0f} %" for name in ("top1", "agreement") if name in fractions)
     return percent(accuracy.get("top1")), percent(accuracy["agreement"]), f"{accuracy['kl_divergence']:.4f}", recovered
 

@@ -47,11 +47,13 @@ def flatten_products(graph: Graph) -> Outcome:
     Example:
         flatten_products
         inputs: x
-        outputs: y
+        outputs: y, heads
         x = Placeholder[2x3x4]()
         w = Const[4x5]()
+        v = Const[4x2x5]()
         many = BatchMatMulV2(x, w)
         y = Relu(many)
+        heads = Einsum(x, v, N=2, equation="abc,cde->abde")
     """
     if graph.op_counts.keys().isdisjoint((*BATCHED, "Einsum")):
         return Outcome(graph)
