@@ -52,7 +52,7 @@ _CLEAR_GAIN = 1.5
 # Duration of an epoch of the pipelines that measure a cache, and their warm-up, in which the cache is filled.
 _CACHE_EPOCH, _CACHE_WARMUP = 0.3, 1.0
 # Both are shorter if the time budget in seconds is below this, down to a fraction.
-_LONG_BUDGET, _MIN_FRACTION = 10.0, 0.4
+_LONG_BUDGET, _MIN_FRACTION = 10.0, 0.1
 
 
 @public

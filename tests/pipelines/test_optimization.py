@@ -110,7 +110,7 @@ def test_examples_are_parsed_after_the_batch(records: str, execution: Execution)
 def test_result_of_the_function(records: str, tmp_path: Path) -> None:
     path = tmp_path / "pipeline.pb"
     dataset = article_pipeline(records)
-    result = qk.data.optimize(dataset, output=path, time_budget=0.5)
+    result = qk.data.optimize(dataset, output=path, time_budget=0.1)
     assert isinstance(result.dataset, tf.data.Dataset)
     assert result.dataset.element_spec == dataset.element_spec
     # With a cache, rewrites that did not gain before are tried again.
@@ -355,8 +355,6 @@ def test_function_of_a_file(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean 'numbers'?"
     with pytest.raises(UsageError, match="names no function"):
         run_function(str(file))
-    with pytest.raises(InputError, match="is not a Python file"):
-        run_function(f"{tmp_path}/missing.py:numbers")
     with pytest.raises(UsageError, match="is not a tf.data.Dataset"):
         qk.data.optimize([1, 2])  # type: ignore[arg-type]
 
