@@ -127,7 +127,10 @@ class _Sources:
         """Return the nodes that an optimized node computes, by its output and by its name."""
         own = source_name(name)
         fused = fused_nodes(self._graph, node.name, self._boundary - {node.name, own})
-        return (*fused, own) if own in self._graph and own not in fused else fused
+        sources = (*fused, own) if own in self._graph and own not in fused else fused
+        # A dequantization inside a fused op has the name of its input, which another op computes.
+        computed = [source for source in sources if self._graph[source].op != "DequantizeLinear"]
+        return tuple(computed) or sources
 
     def producers(self, node: Node) -> tuple[str, ...]:
         """Return the names of the nodes that compute the inputs of an optimized node."""

@@ -19,11 +19,16 @@ def _model(*nodes: Any) -> Graph:
 
 
 def test_a_layer_in_a_blocked_layout_belongs_to_one_op() -> None:
-    """The rewrite renames the outputs of the convolution and of the quantization, and keeps the names of the nodes."""
+    """The rewrite renames the outputs of the convolution and of the quantization, and keeps the names of the nodes.
+
+    The max pool of quantized values contains the dequantization of the convolution.
+    """
     graph = _model(
         helper.make_node("Conv", ["x", "w"], ["conv"], "conv"),
         helper.make_node("QuantizeLinear", ["conv", "scale"], ["conv/codes"], "conv/codes"),
-        helper.make_node("MaxPool", ["conv/codes"], ["pool"], "pool"),
+        helper.make_node("DequantizeLinear", ["conv/codes", "scale"], ["conv/values"], "conv/values"),
+        helper.make_node("MaxPool", ["conv/values"], ["pool/values"], "pool/values"),
+        helper.make_node("QuantizeLinear", ["pool/values", "scale"], ["pool"], "pool"),
     )
     optimized = _model(
         helper.make_node("Conv", ["x", "w"], ["a"], "conv_nchwc", domain="com.microsoft.nchwc"),
@@ -42,4 +47,4 @@ def test_a_layer_in_a_blocked_layout_belongs_to_one_op() -> None:
         for index, (name, op, dtype) in enumerate(names)
     ]
     sources = {op.name: op.sources for op in read_trace(events, graph, optimized).ops}
-    assert sources == {"conv_nchwc": ("conv",), "conv/codes": ("conv/codes",), "pool": ("pool",)}
+    assert sources == {"conv_nchwc": ("conv",), "conv/codes": ("conv/codes",), "pool": ("pool", "pool/values")}
