@@ -5,7 +5,7 @@
 PEERS.py sets up and measures the other tools (run its ``setup`` and ``quantize`` in BUILD first). This script quantizes
 with every target, lets PEERS.py measure all models in alternation, and writes `eight_bit.json`: one row for each model
 (milliseconds, agreement and KL divergence with the float model, megabytes), and run time and peak memory of each
-``quantkit quantize``.
+``quantkit quantize``, with the latency of its report and without.
 """
 
 import argparse
@@ -43,14 +43,22 @@ def quantize(build: Path, file: str) -> dict[str, Any]:
     command = ["quantkit", "quantize", str(build / "std" / "classify_image_graph_def.pb"), "--inputs=Mul"]
     command += ["--outputs=softmax", "-o", str(build / file), f"--calibration={build / 'calibration.npy'}"]
     command += [*FLAGS[file], "-q"]
+    seconds_without_latency, _ = run([*command, "--runs=0"])
+    seconds, peak_bytes = run(command)
+    return {
+        "target": " ".join(FLAGS[file]).removeprefix("--target="),
+        "seconds": seconds,
+        "seconds_without_latency": seconds_without_latency,
+        "peak_bytes": peak_bytes,
+    }
+
+
+def run(command: list[str]) -> tuple[float, int]:
+    """Run a command; return its run time in seconds and its peak memory in bytes."""
     timed = ["/usr/bin/time", "-f", "%e %M", *command]
     done = subprocess.run(timed, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     seconds, kilobytes = done.stderr.split()[-2:]
-    return {
-        "target": " ".join(FLAGS[file]).removeprefix("--target="),
-        "seconds": float(seconds),
-        "peak_bytes": int(kilobytes) * 1024,
-    }
+    return float(seconds), int(kilobytes) * 1024
 
 
 def measure(peers: Path, build: Path, rounds: int) -> list[dict[str, Any]]:
