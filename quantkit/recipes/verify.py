@@ -277,7 +277,7 @@ def verification_feeds(
         bounds: range of the values of float inputs, by name, in place of [-1, 1).
 
     Raises:
-        UsageError: an input takes strings, or its rank is unknown.
+        UsageError: an input takes strings, resources or variants, or its rank is unknown.
         GraphError: the values of an input are larger than the limit of computed tensors.
     """
     random = np.random.default_rng(seed)
@@ -286,8 +286,9 @@ def verification_feeds(
         if feeds and info.name in feeds:
             result[info.name] = feeds[info.name]
             continue
-        if info.shape.dims is None or info.dtype is DType.STRING:
-            kind = "strings" if info.dtype is DType.STRING else "a tensor of unknown rank"
+        is_numeric = info.dtype not in (DType.STRING, DType.RESOURCE, DType.VARIANT)
+        if info.shape.dims is None or not is_numeric:
+            kind = "a tensor of unknown rank" if is_numeric else f"{info.dtype.value}s"
             raise UsageError(
                 f"cannot generate random values for input {info.name!r}, which takes {kind}",
                 hint="give arrays (--data FILE.npz), or choose other --inputs, for example after a decoder",

@@ -5,15 +5,16 @@ import pytest
 
 import quantkit as qk
 import quantkit.transforms
-from quantkit.errors import CheckError, GraphError, UnavailableError
+from quantkit.errors import CheckError, GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, run, transform
 from quantkit.recipes.outputs import compare
 from quantkit.recipes.trace import SKIP, node_changes
-from quantkit.recipes.verify import Verifier, make_verifier
+from quantkit.recipes.verify import Verifier, make_verifier, verification_feeds
 from quantkit.runtimes import open_session
-from quantkit.runtimes.session import Session
+from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.transforms.registry import REGISTRY
 from quantkit.transforms.registry import transform as register
 
@@ -260,3 +261,10 @@ def test_8_bit_graphs_without_data_come_with_a_warning(options: dict[str, bool],
     warnings = [message for message in messages if "quantize_nodes uses no data" in message]
     assert len(warnings) == is_warned
     assert not is_warned or "--target eightbit --calibration DATA" in warnings[0]
+
+
+@pytest.mark.parametrize("dtype", ["string", "resource", "variant"])
+def test_inputs_without_numbers_need_arrays(dtype: str) -> None:
+    inputs = (TensorInfo("x", DType(dtype), Shape((2,))),)
+    with pytest.raises(UsageError, match=f"input 'x', which takes {dtype}s"):
+        verification_feeds(inputs)
