@@ -21,7 +21,11 @@ MAX_BYTES = 2 << 30
 
 
 def convert_cached(
-    graph: Graph, suffix: str, converter: tuple[object, ...], convert: Callable[[Graph], tuple[bytes, str]], hint: str
+    graph: Graph,
+    suffix: str,
+    converter: tuple[object, ...],
+    convert: Callable[[Graph], tuple[bytes, str]],
+    choose_hint: Callable[[str], str],
 ) -> bytes:
     """Return a stored conversion, or convert the graph and store the result.
 
@@ -30,7 +34,7 @@ def convert_cached(
         suffix: suffix of the file: ``.onnx``.
         converter: name, version and options of the converter.
         convert: function that returns the content of the file, and the reason if the conversion fails.
-        hint: hint of the error if the conversion fails.
+        choose_hint: function that returns the hint for the reason.
 
     Raises:
         UnavailableError: the conversion fails, now or in an earlier call.
@@ -46,7 +50,7 @@ def convert_cached(
         _store(reason_path if reason else path, reason.encode() or data)
         if not reason:
             return data
-    raise UnavailableError(reason, hint=hint)
+    raise UnavailableError(reason, hint=choose_hint(reason))
 
 
 def digest(graph: Graph, converter: tuple[object, ...]) -> str:

@@ -24,15 +24,13 @@ class NodeConversionError(UnavailableError):
 
     def __init__(self, failures: Failures) -> None:
         self.failures = dict(failures)
-        super().__init__(
-            _describe(self.failures, self.dialect), hint=self.choose_hint({op for op, _ in failures.values()})
-        )
+        super().__init__(_describe(self.failures, self.dialect), hint=self.choose_hint())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.failures,)
 
-    def choose_hint(self, ops: set[str]) -> str:
-        """Return the hint for the op types of the failures."""
+    def choose_hint(self) -> str:
+        """Return the hint for the failures."""
         raise NotImplementedError
 
 

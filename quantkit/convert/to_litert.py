@@ -27,7 +27,8 @@ EDITION = 1
 # Constants of fewer elements are not weights, but for example axes and sizes.
 MIN_WEIGHTS = 256
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
-_HINT = "use --runtime tensorflow, or remove the ops with transforms such as fold_old_batch_norms"
+_HINT = "use --runtime tensorflow, or --target onnx or tensorflow"
+_LIST_HINT = "export the model with TensorFlow 2 or tf.compat.v1.enable_control_flow_v2(), or use --target onnx"
 
 
 def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
@@ -51,7 +52,7 @@ def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
     require_converter()
     converter = ("litert", tensorflow.available().detail, EDITION, *(["small_weights"] if small_weights else []))
     convert = partial(_convert, small_weights=small_weights)
-    return convert_cached(prune(replace_old_batch_norms(graph)), ".tflite", converter, convert, _HINT)
+    return convert_cached(prune(replace_old_batch_norms(graph)), ".tflite", converter, convert, _choose_hint)
 
 
 def check_convertible(graph: Graph) -> None:
@@ -90,7 +91,7 @@ def _convert_without_weights(graph: Graph) -> None:
     skeleton = graph.with_nodes(nodes.values()).with_endpoints(inputs, graph.outputs)
     _, reason = _convert(prune(replace_old_batch_norms(skeleton)), small_weights=False)
     if reason:
-        raise UnavailableError(reason, hint=_HINT)
+        raise UnavailableError(reason, hint=_choose_hint(reason))
 
 
 def require_converter() -> None:
@@ -175,6 +176,11 @@ def _rename_functions(message: Any, suffix: str) -> None:
             for reference in (value.func, *value.list.func):
                 if reference.name in names:  # writing to value.func would change the type of another attribute
                     reference.name += suffix
+
+
+def _choose_hint(reason: str) -> str:
+    """Return the hint for the reason of a failure: LiteRT has the lists of TensorFlow 2 only."""
+    return _LIST_HINT if "TensorArray" in reason else _HINT
 
 
 def _describe_failure(text: str) -> str:

@@ -33,7 +33,7 @@ UNSUPPORTED = re.compile(
     r"BatchNormWithGlobalNormalization|_?Quantized\w+|Requantiz\w+|QuantizeV2|QuantizeDownAndShrinkRange"
     r"|Decode(?:Jpeg|Png|Gif|Bmp|Image|WebP|AndCropJpeg)|_Fused\w+"
 )
-_HINT = "use --runtime tensorflow, or remove the ops with transforms such as fold_old_batch_norms"
+_HINT = "use --runtime tensorflow or --target tensorflow, which need no conversion"
 
 
 def to_onnx(graph: Graph) -> bytes:
@@ -79,7 +79,7 @@ def to_onnx_graph(graph: Graph) -> Graph:
         try:
             data = convert_by_tf2onnx(graph)
         except UnavailableError as second:
-            raise UnavailableError(f"{second.message}; without tf2onnx: {error.message}", hint=second.hint) from None
+            raise UnavailableError(f"{second.message}; without tf2onnx: {error.message}", hint=error.hint) from None
     return onnx.decode(data)
 
 
@@ -90,7 +90,7 @@ def convert_by_tf2onnx(graph: Graph) -> bytes:
         UnavailableError: tf2onnx does not support an op.
         GraphError: TensorFlow rejects the graph.
     """
-    return convert_cached(prune(graph), ".onnx", (version("tf2onnx"), OPSET, EDITION), _convert, _HINT)
+    return convert_cached(prune(graph), ".onnx", (version("tf2onnx"), OPSET, EDITION), _convert, lambda _: _HINT)
 
 
 def _dequantize_constants(graph: Graph) -> Graph:

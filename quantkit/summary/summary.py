@@ -11,10 +11,9 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
 from quantkit.ops.batch import with_batch_one
-from quantkit.ops.macs import count_macs
 from quantkit.ops.memory import Peak, peak_memory
-from quantkit.ops.onnx import shapes as onnx_ops
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.workflow.estimate import QuantizationEstimate, estimate_quantization
 from quantkit.summary.compressibility import Compressibility, measure_compressibility
 from quantkit.summary.next_step import recommend_command
@@ -175,8 +174,7 @@ def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Itera
     stated_shapes = {edge: shape for edge, (_, shape) in stated.items()}
     shapes = infer_shapes(graph, stated_shapes)
     example_shapes = infer_shapes(with_batch_one(graph), stated_shapes)
-    count = onnx_ops.count_macs if is_onnx else count_macs
-    macs = [count(node, example_shapes) for node in graph.nodes.values()]
+    macs = [count_macs_of_run(graph, node, example_shapes) for node in graph.nodes.values()]
     known_macs = [count for count in macs if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
     estimate = estimate_quantization(loaded)

@@ -1,13 +1,17 @@
 """Load, summarize, rewrite, verify and quantize networks of Keras and of keras-hub.
 
-    python tests/bench/measure_keras_networks.py [NETWORK ...] [--limit 900] [--save FILE]
+    python tests/bench/measure_keras_networks.py BUILD [NETWORK ...] [--limit 900] [--save FILE]
+    python tests/bench/measure_keras_networks.py BUILD [NETWORK ...] --speed [--save FILE]
 
 The networks of ``keras.applications`` have their full size, those of keras-hub a small configuration; all have random
 weights, because the weights are not part of the packages. Batch norms have random statistics. keras-hub is not a
-dependency: its networks are skipped if it is not installed. Each network is measured in a process of its own. The rows
-of `keras_networks.json` have the nodes before and after the recipe `inference` with ``--verify``, the largest error
-of a conversion to ONNX and back, and for each target the fraction of the MACs in int8, as planned and as ONNX Runtime
-and OpenVINO execute it, with the SQNR of the outputs on random inputs other than those of the calibration.
+dependency. Each network is measured in a process of its own, and its row is saved at once: without names, the first
+form measures the networks that have no row yet.
+
+The rows of `keras_networks.json` have the nodes before and after the recipe `inference` with ``--verify``, the largest
+error of a conversion to ONNX and back, and for each target the fraction of the MACs in int8, as planned and as ONNX
+Runtime and OpenVINO execute it, with the SQNR of the outputs on random inputs other than those of the calibration. The
+second form adds the speed-ups of the int8 ONNX models in BUILD over the float ONNX models, in the same runtime.
 """
 
 import argparse
@@ -15,7 +19,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -31,13 +34,18 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 from zoo_graphs import randomize_statistics  # noqa: E402
 
 import quantkit as qk  # noqa: E402
+from quantkit import formats  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
+from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow  # noqa: E402
 from quantkit.convert.to_onnx import to_onnx_graph  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 
 TARGETS = {"onnx": (".onnx", "onnxruntime"), "tensorflow": (".pb", "tensorflow"), "litert": (".tflite", "litert")}
+RUNTIMES = ("onnxruntime", "openvino")
 CALIBRATION, HELD_OUT = 8, 4
+# Time limit of a comparison in seconds.
+SECONDS = 40
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 64}
 TEXT = {"vocabulary_size": 200, "intermediate_dim": 128, "max_sequence_length": 32, **SIZES}
 Build = Callable[[], Any]
@@ -163,10 +171,16 @@ def attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return {**figures, "seconds": round(perf_counter() - start, 1)}
 
 
-def measure(name: str, folder: Path) -> dict[str, Any]:
-    """Return the row of one network."""
+def build_path(build: Path, name: str, suffix: str) -> Path:
+    """Return a file of a network."""
+    return build / f"{name.replace(' ', '_')}{suffix}"
+
+
+def measure(name: str, build: Path) -> dict[str, Any]:
+    """Return the row of one network, and write its models to a folder."""
     model = qk.load(NETWORKS[name]())
-    row: dict[str, Any] = {"name": name, "parameters": qk.summarize(model).num_parameters}
+    summary = qk.summarize(model)
+    row: dict[str, Any] = {"name": name, "parameters": summary.num_parameters, "macs": summary.macs}
     folded: list[qk.Model] = []
 
     def rewrite() -> dict[str, Any]:
@@ -180,24 +194,27 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     expected = run_model(folded[0], "tensorflow", feeds)
 
     def round_trip() -> dict[str, Any]:
-        actual = run_model(as_tensorflow(to_onnx_graph(folded[0].graph)), "tensorflow", feeds)
+        converted = to_onnx_graph(folded[0].graph)
+        formats.save(converted, build_path(build, name, ".float.onnx"))
+        sample = {key: values[:1] for key, values in feeds.items()}
+        np.savez(build_path(build, name, ".inputs.npz"), **sample)  # type: ignore[arg-type]
+        actual = run_model(as_tensorflow(converted), "tensorflow", feeds)
         pairs = zip(expected.values(), actual.values(), strict=True)
         return {"error": max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)}
 
     row["round_trip"] = attempt(round_trip)
-    calibration = folder / "calibration.npz"
+    calibration = build_path(build, name, ".calibration.npz")
     np.savez(calibration, **random_inputs(model, CALIBRATION, 0))  # type: ignore[arg-type]
 
     def quantize(target: str) -> dict[str, Any]:
         suffix, runtime = TARGETS[target]
-        result = qk.quantize(folded[0], calibration, target=target, runs=0)
-        path = folder / f"int8{suffix}"
-        result.save(path)
-        census = result.report.census
-        macs = census.int8_macs + census.float_macs
+        path = build_path(build, name, f".int8{suffix}")
+        report = qk.quantize(folded[0], calibration, target=target, runs=0, output=path).report
+        macs = report.census.int8_macs + report.census.float_macs
         return {
-            "planned": round(census.int8_macs / macs, 4) if macs else None,
-            "executed": {key: round(value, 4) for key, value in census.executed.items()},
+            "planned": round(report.census.int8_fraction, 4) if macs else None,
+            "unknown_macs": dict(report.census.unknown_macs),
+            "executed": {key: round(value, 4) for key, value in report.census.executed.items()},
             "sqnr": sqnr(expected, run_model(path, runtime, feeds)),
         }
 
@@ -205,35 +222,74 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     return row
 
 
+def measure_in_process(name: str, build: Path, limit: float) -> dict[str, Any]:
+    """Return the row of one network, which a process of its own measures."""
+    command = [sys.executable, __file__, str(build), "--row", name]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"name": name, "error": f"not finished after {limit:.0f} s"}
+    if result.returncode:
+        return {"name": name, "error": (result.stderr.strip().splitlines() or ["no message"])[-1][:300]}
+    row: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return row
+
+
+def measure_speed(name: str, build: Path) -> dict[str, Any]:
+    """Return the speed-up of the int8 ONNX model of a network in each runtime."""
+    files = [build_path(build, name, suffix) for suffix in (".float.onnx", ".int8.onnx")]
+    speed_ups: dict[str, Any] = {}
+    for runtime in RUNTIMES:
+        data = build_path(build, name, ".inputs.npz")
+        benchmark = qk.benchmark(list(map(str, files)), runtime, data=data, time_budget=SECONDS)
+        speed_up = benchmark.speedups[1]
+        speed_ups[runtime] = speed_up.to_json() if isinstance(speed_up, Speedup) else {"error": str(benchmark.failures)}
+    return speed_ups
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """Return the lines of a network in the table."""
+    if "error" in row:
+        return f"{row['name']}: {row['error']}"
+    nodes = row["transform"]
+    lines = [f"{row['name']}: {nodes.get('error') or '{nodes_before} -> {nodes_after} nodes'.format(**nodes)}"]
+    if "round_trip" in row:
+        error = row["round_trip"]["error"]
+        lines.append(f"  to ONNX and back: {error if isinstance(error, str) else f'{error:.1e}'}")
+    for target, cell in row.get("targets", {}).items():
+        executed = ", ".join(f"{name} {value:.1%}" for name, value in cell.get("executed", {}).items())
+        int8 = executed or f"planned {cell.get('planned')}"
+        figures = f"{int8} of the MACs in int8, {cell.get('sqnr')} dB"
+        lines.append(f"  {target:<11}{cell.get('error') or figures}")
+    for runtime, cell in row.get("speed", {}).items():
+        lines.append(f"  {runtime:<11}{cell.get('error') or '{ratio:.2f} x ({low:.2f} to {high:.2f})'.format(**cell)}")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Measure all networks and write `keras_networks.json`."""
+    """Measure the networks, print the table, and write `keras_networks.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=Path, help="folder of the models")
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
+    parser.add_argument("--speed", action="store_true", help="measure only the speed-ups of the models in BUILD")
     parser.add_argument("--limit", type=float, default=900, help="maximum seconds of a network (default: 900)")
     parser.add_argument("--save", type=Path, default=HERE / "keras_networks.json", help="file to write")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(options.row, Path(folder))))
+        print(json.dumps(measure(options.row, options.build)))
         return
-    document = {"schema": "quantkit.keras_networks/1", "machine": this_machine().to_json(), "rows": []}
-    if options.save.exists():
-        document = json.loads(options.save.read_text())
-    for name in options.networks or NETWORKS:
-        command = [sys.executable, __file__, "--row", name]
-        try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
-            lines = result.stdout.splitlines() if result.returncode == 0 else []
-            row = (
-                json.loads(lines[-1])
-                if lines
-                else {"name": name, "error": result.stderr.strip().splitlines()[-1][:300]}
-            )
-        except subprocess.TimeoutExpired:
-            row = {"name": name, "error": f"not finished after {options.limit:.0f} s"}
-        print(json.dumps(row), flush=True)
-        document["rows"] = [other for other in document["rows"] if other["name"] != name] + [row]
+    options.build.mkdir(parents=True, exist_ok=True)
+    document = {"schema": "quantkit.keras_networks/2", "machine": this_machine().to_json(), "rows": []}
+    rows = {row["name"]: row for row in json.loads(options.save.read_text())["rows"]} if options.save.exists() else {}
+    names = options.networks or [name for name in NETWORKS if options.speed or name not in rows]
+    for name in names:
+        if options.speed:
+            rows[name]["speed"] = measure_speed(name, options.build)
+        else:
+            rows[name] = measure_in_process(name, options.build, options.limit)
+        print(describe(rows[name]), flush=True)
+        document["rows"] = [rows[name] for name in NETWORKS if name in rows]
         options.save.write_text(json.dumps(document, indent=1) + "\n")
 
 

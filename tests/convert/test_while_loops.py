@@ -319,5 +319,6 @@ def test_lists_written_in_another_order_are_named(monkeypatch: pytest.MonkeyPatc
         return tf.while_loop(lambda i, *_: i < 5, step, [0, rows])[1].stack()
 
     monkeypatch.setitem(CASES, reverse, ({"x": [2, 5, 3]}, {}))
-    with pytest.raises(UnavailableError, match="does not write element i of the list '.*' in iteration i"):
+    with pytest.raises(UnavailableError, match="does not write element i of the list '.*' in iteration i") as caught:
         convert(frozen(reverse, False))
+    assert "element_shape" in caught.value.hint

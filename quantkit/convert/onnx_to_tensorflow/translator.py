@@ -37,7 +37,7 @@ class OnnxConversionError(NodeConversionError):
 
     dialect = "TensorFlow"
 
-    def choose_hint(self, ops: set[str]) -> str:
+    def choose_hint(self) -> str:
         return "use transforms and runtimes for ONNX graphs, which do not convert the model"
 
 

@@ -27,6 +27,7 @@ from quantkit.convert.tensorflow_to_onnx.subgraphs import (
     without_unused_nodes,
 )
 from quantkit.convert.tensorflow_to_onnx.translator import (
+    LIST_ORDER,
     PLAIN,
     LoweredGraph,
     Translator,
@@ -220,10 +221,7 @@ def _loop(translator: Translator, node: Node) -> None:
     initial = (node.inputs[0], *(loop.initial[port] for port in loop.variables))
     for edge in initial:
         if translator.graph[edge.node].op == EMPTY_ROWS:
-            reason = (
-                f"the loop does not write element i of the list {edge.node!r} in iteration i, or also reads the list"
-            )
-            raise conversion_error(node, reason)
+            raise conversion_error(node, f"{LIST_ORDER} {edge.node!r} in iteration i, or also reads the list")
     inputs = (Edge(onnx.ABSENT.name), *map(translator.plain, initial))
     attrs: dict[str, Attr] = {"body": body, onnx.OUTPUTS: tuple(str(edge).encode() for edge in outputs)}
     translator.nodes[node.name] = Node(node.name, "Loop", inputs, tuple(edge.node for edge in captured), attrs)

@@ -23,9 +23,12 @@ from quantkit.ops.tensorflow.signatures import output_dtypes
 
 NCHW, PLAIN = "nchw", "plain"
 
-# Hints for ops that a transform folds into their layers.
-_FOLDING_HINTS: Mapping[str, str] = {
+# Beginning of the reason of a loop that fills a list, whose elements have an unknown shape, in another order.
+LIST_ORDER = "the loop does not write element i of the list"
+# Hints by op type or beginning of the reason.
+_HINTS: Mapping[str, str] = {
     "BatchNormWithGlobalNormalization": "run the transform fold_old_batch_norms first, or the recipe inference",
+    LIST_ORDER: "give the list an element_shape in TensorFlow, or use --runtime tensorflow or --target tensorflow",
 }
 _HINT = "run the recipe inference, which removes training ops, or use --runtime tensorflow or --target tensorflow"
 
@@ -35,8 +38,9 @@ class ConversionError(NodeConversionError):
 
     dialect = "ONNX"
 
-    def choose_hint(self, ops: set[str]) -> str:
-        return next((hint for op, hint in _FOLDING_HINTS.items() if op in ops), _HINT)
+    def choose_hint(self) -> str:
+        causes = [cause for failure in self.failures.values() for cause in failure]
+        return next((_HINTS[key] for key in _HINTS if any(cause.startswith(key) for cause in causes)), _HINT)
 
 
 HANDLERS: Handlers["Translator"] = Handlers(ConversionError)

@@ -11,6 +11,7 @@ from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.tensorflow.frames import find_loop_nodes
 from quantkit.quantization.annotation.float_graph import FloatGraph
 from quantkit.quantization.annotation.float_nodes import find_float_nodes
+from quantkit.quantization.bodies import find_body_layers, has_bodies
 from quantkit.quantization.plan import NOT_FINITE, FusedPattern
 from quantkit.quantization.spec import Spec
 
@@ -96,11 +97,18 @@ class NodeAnnotation:
         inside = _nodes_of(patterns)
         return {
             node.name: self.reasons.get(node.name)
+            or self._reason_of_bodies(node)
             or self.roles.float_reasons.get(node.op)
             or f"{node.op} has no int8 form"
             for node in self._computing_nodes()
             if node.name not in inside and node.name not in pass_through
         }
+
+    def _reason_of_bodies(self, node: Node) -> str:
+        """Return the reason of a node with layers in its subgraphs, or an empty string."""
+        if not has_bodies(self.graph, node):
+            return ""
+        return find_body_layers(self.graph, node, self.facts.shapes).reason
 
     def _may_quantize(self, node: Node) -> bool:
         if node.name in self.graph.input_names or node.name in self.loop_nodes:

@@ -8,12 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from quantkit.errors import GraphError, UnavailableError
-from quantkit.formats.onnx import DIALECT, with_node_names
-from quantkit.ir.graph import Graph, Node
+from quantkit.formats.onnx import DIALECT, value_infos, with_node_names
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
-from quantkit.ops.macs import count_macs
-from quantkit.ops.onnx import shapes as onnx
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets import find_target
@@ -123,9 +122,14 @@ def count_node_macs(
         names: names of nodes.
         samples: as for `census`.
     """
-    shapes = infer_shapes(_with_known_sizes(graph, samples))
-    count = onnx.count_macs if graph.dialect == DIALECT else count_macs
-    return {name: count(graph[name], shapes) for name in names}
+    shapes = _infer_shapes(graph, samples)
+    return {name: count_macs_of_run(graph, graph[name], shapes) for name in names}
+
+
+def _infer_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> Mapping[Edge, Shape]:
+    """Return the shapes for one example; those that an ONNX file states for ops without a rule, such as a Loop."""
+    stated = value_infos(graph) if graph.dialect == DIALECT else {}
+    return infer_shapes(_with_known_sizes(graph, samples), {edge: shape for edge, (_, shape) in stated.items()})
 
 
 def executed_int8_fractions(
@@ -142,8 +146,7 @@ def executed_int8_fractions(
     if quantized.dialect != DIALECT:
         return {}
     graph = with_node_names(quantized)
-    shapes = infer_shapes(_with_known_sizes(quantized, samples))
-    macs = {name: onnx.count_macs(node, shapes) or 0 for name, node in quantized.nodes.items()}
+    macs = {name: count or 0 for name, count in count_node_macs(quantized, quantized.nodes, samples).items()}
     fractions = {}
     for name in runtimes:
         runtime = find_runtime(name)

@@ -88,6 +88,14 @@ def test_everything_unknown_stays_byte_for_byte(tmp_path: Path) -> None:
     qk.transform(source, "inference", output=transformed, verify=True)
     result = qk.quantize(source, feeds, runs=0, output=quantized)
     assert {pattern.layer for pattern in result.plan.patterns} == {"first", "y"}
+    census = result.report.census
+    # 16 * 16 MACs for each of 4 rows: one branch runs, and two iterations.
+    fallbacks = {node.name: (node.macs, node.reason) for node in census.float_fallbacks}
+    stay = "the layers of its subgraphs stay float"
+    assert fallbacks["chosen"] == (1024, f"{stay}: Relu_product (MatMul), Neg_product (MatMul)")
+    assert fallbacks["looped"] == (2048, f"{stay}: next (MatMul)")
+    assert (census.int8_macs, census.float_macs) == (1024 + 4 * 16 * 512, 3072)
+    assert not census.unknown_macs
     with qk.open_session(source, "onnxruntime") as session:
         expected = session.run(feeds[0])["y"]
     for path, least in ((transformed, 100), (quantized, 25)):

@@ -547,7 +547,8 @@ def test_layers_below_subgraphs_stay_float(tmp_path: Path) -> None:
         branches.append(helper.make_graph([node, result], op, [], [output], [weights]))
     y = network.add("If", np.array(True), then_branch=branches[0], else_branch=branches[1])
     plan = check(network, y, int8={"MatMulIntegerToFloat": 1}, folder=tmp_path)
-    assert plan.float_fallbacks[y] == "the nodes of its subgraphs stay float"
+    reason = "the layers of its subgraphs stay float: product (MatMul), product (MatMul)"
+    assert plan.float_fallbacks[y] == reason
     assert x == "first"
 
 
