@@ -19,7 +19,7 @@ from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import CONTROL_FLOW_OPS, RECURRENT_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 
-# Inputs of the body of a Loop before the values that iterations pass on: iteration number and condition.
+# Inputs of the body of a Loop before the loop variables: iteration number and condition.
 LOOP_SCALARS = 2
 SUBGRAPHS = ("then_branch", "else_branch", "body")
 # Number of layers that a reason names.
@@ -44,8 +44,8 @@ class BodyLayers:
     def reason(self) -> str:
         """Reason of the float fallback; empty without layers."""
         more = [f"{len(self.names) - NUM_NAMES} more"] if len(self.names) > NUM_NAMES else []
-        listed = ", ".join([*self.names[:NUM_NAMES], *more])
-        return f"the layers of its subgraphs stay float: {listed}" if listed else ""
+        text = ", ".join([*self.names[:NUM_NAMES], *more])
+        return f"the layers of its subgraphs stay float: {text}" if text else ""
 
 
 def has_bodies(graph: Graph, node: Node) -> bool:

@@ -427,6 +427,23 @@ def test_hint_for_an_old_batch_norm_names_the_transform_that_folds_it() -> None:
     assert error.value.hint == "run the transform fold_old_batch_norms first, or the recipe inference"
 
 
+def test_intermediate_nodes_have_unused_names() -> None:
+    """Keras names the computed shape of a Reshape as the conversion names its Cast."""
+    nodes = [
+        placeholder("x", None, 4),
+        ints("one", 1),
+        ints("zero", 0),
+        node("sizes", "Shape", "x", out_type=INT32),
+        node("batch", "StridedSlice", "sizes", "zero", "one", "one", T=INT32, Index=INT32, shrink_axis_mask=1),
+        constant("two", np.int32(2)),
+        node("y/shape", "Pack", "batch", "two", "two", T=INT32, N=3),
+        node("y", "Reshape", "x", "y/shape", Tshape=INT32),
+    ]
+    converted = convert(Graph.of(nodes, ["x"], ["y"]))
+    verify(converted)
+    assert converted["y/shape"].op == "Concat"
+
+
 def test_cast_weights_are_stored_once_in_their_type() -> None:
     converted = convert(CASES["half_depthwise_read_twice"])
     (stored,) = [node for node in converted.nodes.values() if node.op == "Constant"]

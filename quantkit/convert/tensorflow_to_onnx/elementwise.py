@@ -119,7 +119,7 @@ def _bias(translator: Translator, node: Node) -> None:
 def _composed_binary(translator: Translator, node: Node) -> None:
     layout = common_layout(translator, node.inputs)
     edges = [_operand(translator, edge, layout) for edge in node.inputs]
-    first = translator.add_node(f"{node.name}/first", "Equal" if node.op == "NotEqual" else "Sub", edges)
+    first = translator.add_intermediate(node, "first", "Equal" if node.op == "NotEqual" else "Sub", edges)
     if node.op == "NotEqual":
         translator.emit(node, "Not", [first], layout)
     else:
@@ -134,7 +134,7 @@ def _power(translator: Translator, node: Node) -> None:
         translator.emit(node, "Mul", [x, x], layout)
         return
     if node.op == "Rsqrt":
-        x = translator.add_node(f"{node.name}/root", "Sqrt", [x])
+        x = translator.add_intermediate(node, "root", "Sqrt", [x])
     translator.emit(node, "Reciprocal", [x], layout)
 
 

