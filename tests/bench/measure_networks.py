@@ -12,7 +12,7 @@ once: without names, the first form measures the networks that have no row yet.
 The rows of `networks.json` have the nodes before and after the recipe `inference` with ``--verify``, the largest error
 of a conversion to ONNX and back (of an ONNX file: to TensorFlow), and for each target the fraction of the MACs in int8,
 as planned and as ONNX Runtime and OpenVINO execute it, with the SQNR of the outputs on inputs other than those of the
-calibration: photographs for images, random numbers for others. The second form adds the speed-ups of the int8 ONNX
+calibration: photographs for images, random values for others. The second form adds the speed-ups of the int8 ONNX
 models in BUILD over the float ONNX models, in the same runtime.
 """
 
@@ -146,7 +146,6 @@ FILES: Mapping[str, OnnxFile] = {
     "Basic Pitch": OnnxFile("basic-pitch", "basic_pitch/saved_models/icassp_2022/nmp.onnx"),
     "Captcha CRNN": OnnxFile("captcha-whisperer", "captcha_whisperer/models/captcha_crnn.onnx"),
     "ddddocr detection": OnnxFile("ddddocr", "ddddocr/common_det.onnx"),
-    "ddddocr recognition": OnnxFile("ddddocr", "ddddocr/common_old.onnx", {"input1": (1, 1, 64, 128)}),
     "DNSMOS": OnnxFile("speechmos", "speechmos/dnsmos_models/sig_bak_ovr.onnx"),
     "DNSMOS v8": OnnxFile("speechmos", "speechmos/dnsmos_models/model_v8.onnx"),
     "Magika": OnnxFile("magika", "magika/models/standard_v3_3/model.onnx"),
@@ -359,8 +358,8 @@ def main() -> None:
     options.build.mkdir(parents=True, exist_ok=True)
     document = {"schema": "quantkit.networks/1", "machine": this_machine().to_json(), "rows": []}
     rows = {row["name"]: row for row in json.loads(options.save.read_text())["rows"]} if options.save.exists() else {}
-    known = [*NETWORKS, *(FILES if options.packages or options.speed else ())]
-    names = options.networks or [name for name in known if (name in rows) == options.speed]
+    networks = [*NETWORKS, *(FILES if options.packages or options.speed else ())]
+    names = options.networks or [name for name in networks if (name in rows) == options.speed]
     for name in names:
         if options.speed:
             rows[name]["speed"] = measure_speed(name, options.build)
