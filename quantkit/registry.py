@@ -83,11 +83,6 @@ class Registry(Generic[T]):
         hint = did_you_mean(name, names) or f"use one of {', '.join(names)}"
         raise UsageError(f"{name!r} is not {article} {self.noun}", hint="; ".join((hint, *self.problems())))
 
-    def reload(self) -> None:
-        """Forget the plugins, so that the next call searches the entry points again."""
-        self._plugins = None
-        self._problems.clear()
-
     def _load_plugins(self) -> dict[str, T]:
         if self._plugins is None:
             from importlib.metadata import entry_points

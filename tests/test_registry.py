@@ -51,13 +51,6 @@ def test_built_in_name_needs_no_search(registry: Registry[Shape], monkeypatch: p
     assert registry.find("square").name == "square"
 
 
-def test_reload_finds_a_distribution_that_was_installed_later(folder: Path, registry: Registry[Shape]) -> None:
-    assert "star" not in registry.objects()
-    add(folder, "plugin_star", "SHAPE = Shape('star')")
-    registry.reload()
-    assert "star" in registry.objects()
-
-
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from plugin_distribution import write_distribution
+from plugin_distribution import forget_plugins, write_distribution
 
 from quantkit import runtimes
 from quantkit.quantization import observers, targets
@@ -24,13 +24,11 @@ def broken_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Install a distribution with a broken plugin of each group."""
     write_distribution(tmp_path, "broken", "", {group: {"onnx_s8": "broken:MISSING"} for group in GROUPS})
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in REGISTRIES:
-        registry.reload()
+    forget_plugins(*REGISTRIES)
     yield
     monkeypatch.undo()
     sys.modules.pop("broken", None)
-    for registry in REGISTRIES:
-        registry.reload()
+    forget_plugins(*REGISTRIES)
 
 
 @pytest.mark.parametrize("name", ["onnx_s8", "onnx_s9"])

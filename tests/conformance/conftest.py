@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plugin_distribution import write_distribution
+from plugin_distribution import forget_plugins, write_distribution
 
 from quantkit.runtimes import REGISTRY, Runtime, find_runtime, runtimes
 
@@ -26,10 +26,10 @@ def toy_distribution(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     write_distribution(folder, "toy_runtime", TOY.read_text(), {"quantkit.runtimes": {"toy": "toy_runtime:RUNTIME"}})
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        REGISTRY.reload()
+        forget_plugins(REGISTRY)
         yield folder
     sys.modules.pop("toy_runtime", None)
-    REGISTRY.reload()
+    forget_plugins(REGISTRY)
 
 
 # Problems of the installed plugins that cannot be loaded.

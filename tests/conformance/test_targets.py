@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plugin_distribution import write_distribution
+from plugin_distribution import forget_plugins, write_distribution
 from target_cases import Case, make_case
 
 from quantkit import formats
@@ -45,11 +45,11 @@ def toy_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     entry_points = tomllib.loads((TOY / "pyproject.toml").read_text())["project"]["entry-points"]
     write_distribution(tmp_path, "toy_target", (TOY / "toy_target.py").read_text(), entry_points)
     monkeypatch.syspath_prepend(tmp_path)
-    REGISTRY.reload()
+    forget_plugins(REGISTRY)
     yield
     monkeypatch.undo()
     sys.modules.pop("toy_target", None)
-    REGISTRY.reload()
+    forget_plugins(REGISTRY)
 
 
 @pytest.fixture(params=[*targets(), *PLUGIN_PROBLEMS, TOY_NAME])
@@ -282,7 +282,7 @@ def test_a_target_of_a_taken_name_is_skipped_and_both_origins_are_named(
     source = (TOY / "toy_target.py").read_text().replace(f'"{TOY_NAME}"', '"onnx"')
     write_distribution(tmp_path, "second_onnx", source, {REGISTRY.group: {"onnx": "second_onnx:TARGET"}})
     monkeypatch.syspath_prepend(tmp_path)
-    REGISTRY.reload()
+    forget_plugins(REGISTRY)
     try:
         assert "onnx" in targets()
         assert type(find_target("onnx")).__module__ == "quantkit.quantization.targets.onnx"
@@ -292,7 +292,7 @@ def test_a_target_of_a_taken_name_is_skipped_and_both_origins_are_named(
     finally:
         monkeypatch.undo()
         sys.modules.pop("second_onnx", None)
-        REGISTRY.reload()
+        forget_plugins(REGISTRY)
 
 
 @pytest.fixture
@@ -304,13 +304,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         lines += [f"    {line}" for line in ('name = "derived"', *body.splitlines())]
         source = "\n".join([*lines, "TARGET = DerivedTarget()"])
         write_distribution(tmp_path, "derived_target", source, {REGISTRY.group: {"derived": "derived_target:TARGET"}})
-        REGISTRY.reload()
+        forget_plugins(REGISTRY)
 
     monkeypatch.syspath_prepend(tmp_path)
     yield write_target
     monkeypatch.undo()
     sys.modules.pop("derived_target", None)
-    REGISTRY.reload()
+    forget_plugins(REGISTRY)
 
 
 def test_the_derived_target_of_the_guide_has_its_own_scheme(install: Callable[[str], None]) -> None:
@@ -367,13 +367,13 @@ def test_a_target_without_a_required_field_is_skipped(tmp_path: Path, monkeypatc
     source = (TOY / "toy_target.py").read_text().replace('    suffixes = (".pb", ".pbtxt")\n', "")
     write_distribution(tmp_path, "no_suffix", source, {REGISTRY.group: {TOY_NAME: "no_suffix:TARGET"}})
     monkeypatch.syspath_prepend(tmp_path)
-    REGISTRY.reload()
+    forget_plugins(REGISTRY)
     try:
         assert "the field 'suffixes' is missing" in REGISTRY.plugin_problems()[TOY_NAME]
     finally:
         monkeypatch.undo()
         sys.modules.pop("no_suffix", None)
-        REGISTRY.reload()
+        forget_plugins(REGISTRY)
 
 
 def test_this_suite_fails_for_a_target_that_cannot_be_loaded(tmp_path: Path) -> None:

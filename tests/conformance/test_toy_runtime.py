@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conformance_cases import CASES
-from plugin_distribution import write_distribution
+from plugin_distribution import forget_plugins, write_distribution
 
 import quantkit as qk
 from quantkit.runtimes import REGISTRY, find_runtime, runtimes, split_runtime
@@ -63,7 +63,7 @@ def test_runtime_with_a_wrong_field_is_skipped_with_the_allowed_values(
     lines += [f"RUNTIME = replace(BASE, **{ {'name': 'wrong', field: value}!r})"]
     write_distribution(tmp_path, "wrong", "\n".join(lines), {"quantkit.runtimes": {"wrong": "wrong:RUNTIME"}})
     monkeypatch.syspath_prepend(tmp_path)
-    REGISTRY.reload()
+    forget_plugins(REGISTRY)
     try:
         (problem,) = REGISTRY.problems()
         assert problem.startswith("runtime plugin wrong:RUNTIME of wrong cannot be loaded: the field ")
@@ -71,4 +71,4 @@ def test_runtime_with_a_wrong_field_is_skipped_with_the_allowed_values(
     finally:
         monkeypatch.undo()
         sys.modules.pop("wrong", None)
-        REGISTRY.reload()
+        forget_plugins(REGISTRY)

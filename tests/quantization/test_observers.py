@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from plugin_distribution import write_distribution
+from plugin_distribution import forget_plugins, write_distribution
 
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
@@ -175,13 +175,13 @@ def doubled(spec: Spec) -> Observer:
 def test_an_installed_package_can_register_an_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "doubled_observer", PLUGIN, {REGISTRY.group: {"doubled": "doubled_observer:doubled"}})
     monkeypatch.syspath_prepend(tmp_path)
-    REGISTRY.reload()
+    forget_plugins(REGISTRY)
     try:
         assert Scheme(observer="doubled").observer == "doubled"
         assert observe(create_observer("doubled", AFFINE), [np.float32([-1, 3])]).range() == Range(-2.0, 6.0)
     finally:
         monkeypatch.undo()
         sys.modules.pop("doubled_observer", None)
-        REGISTRY.reload()
+        forget_plugins(REGISTRY)
     with pytest.raises(UsageError):
         Scheme(observer="doubled")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plugin_distribution import write_distribution
+from plugin_distribution import forget_plugins, write_distribution
 
 import quantkit as qk
 from quantkit.errors import CheckError, InputError, RecipeError, UsageError
@@ -243,7 +243,7 @@ def test_distributions_register_recipes(source: str, tmp_path: Path, monkeypatch
         '[[step]]\ntransform = "strip_unused_nodes"\n[[step]]\ntransform = "fold_constants"\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    RECIPE_REGISTRY.reload()
+    forget_plugins(RECIPE_REGISTRY)
     try:
         recipe = find_recipe("fast")
         assert recipe == Recipe(parse("strip_unused_nodes fold_constants").steps)
@@ -252,13 +252,13 @@ def test_distributions_register_recipes(source: str, tmp_path: Path, monkeypatch
     finally:
         sys.modules.pop("fast_recipes", None)
         monkeypatch.undo()
-        RECIPE_REGISTRY.reload()
+        forget_plugins(RECIPE_REGISTRY)
 
 
 def test_broken_recipe_of_a_distribution_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "odd_recipes", "ODD = 3", {"quantkit.recipes": {"odd": "odd_recipes:ODD"}})
     monkeypatch.syspath_prepend(tmp_path)
-    RECIPE_REGISTRY.reload()
+    forget_plugins(RECIPE_REGISTRY)
     try:
         with pytest.raises(RecipeError, match="no recipe is named 'odd'") as caught:
             find_recipe("odd")
@@ -267,4 +267,4 @@ def test_broken_recipe_of_a_distribution_is_skipped(tmp_path: Path, monkeypatch:
     finally:
         sys.modules.pop("odd_recipes", None)
         monkeypatch.undo()
-        RECIPE_REGISTRY.reload()
+        forget_plugins(RECIPE_REGISTRY)

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from quantkit.registry import Registry
 
 
 def write_distribution(folder: Path, name: str, source: str, entry_points: Mapping[str, Mapping[str, str]]) -> None:
@@ -21,3 +24,10 @@ def write_distribution(folder: Path, name: str, source: str, entry_points: Mappi
     for group, values in entry_points.items():
         lines += [f"[{group}]", *(f"{entry} = {value}" for entry, value in values.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def forget_plugins(*registries: Registry[Any]) -> None:
+    """Make registries search the entry points again after a distribution was added or removed."""
+    for registry in registries:
+        registry._plugins = None
+        registry._problems.clear()
