@@ -37,7 +37,7 @@ from quantkit.errors import InputError, QuantkitError
 from quantkit.evaluation.accuracy import BATCH, require_images
 from quantkit.evaluation.opened_model import describe_assumption
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
-from quantkit.model.transfer import write_model_file
+from quantkit.model.transfer import ModelFile, write_model_file
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
 from quantkit.runtimes.session import SessionOptions
@@ -152,38 +152,57 @@ def run(
         rows,
         format,
     )
-    manifest = Manifest(
+    manifest = _write_manifest(_describe_run(settings, digest, dataset.size, shard_size), folder)
+    inference = _BatchRun(dataset, settings, manifest, shard_size, cluster_options, on_progress, on_message)
+    result = inference.run(retries)
+    _complete_folder(folder, file, result)
+    if len(result.rejected) == result.samples:
+        require_images(result.rejected)
+    return result
+
+
+def _describe_run(settings: InferenceSettings, digest: str, samples: int | None, shard_size: int) -> Manifest:
+    """Return the manifest of a run, without the facts of its workers."""
+    return Manifest(
         {
-            "model_sha256": file.digest,
+            "model_sha256": settings.model.digest,
             "data_sha256": digest,
-            "samples": dataset.size,
+            "samples": samples,
             "shard_size": shard_size,
-            "format": format,
-            "rows": rows,
-            "batch": batch,
-            "runtime": runtime,
+            "format": settings.format,
+            "rows": settings.rows,
+            "batch": settings.batch,
+            "runtime": settings.runtime,
             "precision": settings.options.precision,
-            "preprocessing": {name: value for name, value in vars(preprocessing).items() if value is not None},
-            "labels_sha256": None if label_file is None else _file_digest(label_file),
-            "input_layer": input_layer,
-            "output_layer": output_layer,
+            "preprocessing": {name: value for name, value in vars(settings.preprocessing).items() if value is not None},
+            "labels_sha256": None if settings.labels is None else _file_digest(settings.labels),
+            "input_layer": settings.input_layer,
+            "output_layer": settings.output_layer,
         }
     )
+
+
+def _write_manifest(manifest: Manifest, folder: Path) -> Manifest:
+    """Write the manifest of a run, or return that of the earlier run that this one resumes.
+
+    Raises:
+        UsageError: the folder holds results of other settings.
+    """
     previous = read_manifest(folder)
     if previous is not None:
         previous.check(manifest, folder)
     manifest = previous or manifest
     manifest.write(folder)
-    inference = _BatchRun(dataset, settings, manifest, shard_size, cluster_options, on_progress, on_message)
-    result = inference.run(retries)
-    if file.is_graph:
-        file.file.unlink(missing_ok=True)
+    return manifest
+
+
+def _complete_folder(folder: Path, model: ModelFile, result: BatchInference) -> None:
+    """Remove temporary files, and write the report."""
+    if model.is_graph:
+        model.file.unlink(missing_ok=True)
     for partial in folder.glob(".results-*.part"):
         partial.unlink(missing_ok=True)
     publish(folder / "report.json", (json.dumps(result.to_json(), indent=2) + "\n").encode())
-    if len(result.rejected) == result.samples:
-        require_images(result.rejected)
-    return result
 
 
 class _BatchRun:

@@ -104,24 +104,8 @@ def pack(
             raise UsageError(f"{path} has records, which are copied unchanged", hint="remove --encode and --resize")
         samples = samples if keep_order else samples.shuffle()
         tasks = divide(samples, name, shard_bytes, options)
-        journal = Journal(folder, name)
-        finished = journal.find_finished(tasks)
-        pending = [task for task in tasks if task.file not in finished]
         _check_folder(folder, name, tasks)
-        if finished and pending:
-            on_message(f"resuming: {len(finished)} of {len(tasks)} shards are complete")
-        if pending or not index_path(folder, name).exists():
-            journal.begin(finished)
-        report = _rate_reporter(samples, finished.keys(), tasks, on_progress)
-        cores = workers or available_cores()
-        for shard in write_all(str(folder), pending, samples, options, cores, lock, report):
-            finished[shard.file] = shard
-            journal.add(shard)
-        shards = tuple(finished[task.file] for task in tasks)
-        index = Index(name, samples.name, samples.classes, shards, options.to_json())
-        if journal.path.exists():
-            index.write(folder)
-            journal.path.unlink()
+        index, pending = _write_missing(folder, name, samples, tasks, options, workers, lock, on_progress, on_message)
         work.unlink(missing_ok=True)
     return PackResult(
         folder,
@@ -129,9 +113,40 @@ def pack(
         tuple(task.file for task in pending),
         sum(task.num_bytes for task in pending),
         monotonic() - started,
-        min(cores, max(len(pending), 1)),
+        min(workers or available_cores(), max(len(pending), 1)),
         samples.notes,
     )
+
+
+def _write_missing(
+    folder: Path,
+    name: str,
+    samples: Source,
+    tasks: Sequence[ShardTask],
+    options: ImageOptions,
+    workers: int | None,
+    lock: int,
+    on_progress: OnProgress,
+    on_message: OnMessage,
+) -> tuple[Index, list[ShardTask]]:
+    """Write the shards that earlier calls have not finished, and the index; return the index and the new shards."""
+    journal = Journal(folder, name)
+    finished = journal.find_finished(tasks)
+    pending = [task for task in tasks if task.file not in finished]
+    if finished and pending:
+        on_message(f"resuming: {len(finished)} of {len(tasks)} shards are complete")
+    if pending or not index_path(folder, name).exists():
+        journal.begin(finished)
+    report = _rate_reporter(samples, finished.keys(), tasks, on_progress)
+    for shard in write_all(str(folder), pending, samples, options, workers or available_cores(), lock, report):
+        finished[shard.file] = shard
+        journal.add(shard)
+    shards = tuple(finished[task.file] for task in tasks)
+    index = Index(name, samples.name, samples.classes, shards, options.to_json())
+    if journal.path.exists():
+        index.write(folder)
+        journal.path.unlink()
+    return index, pending
 
 
 def parse_size(value: str | int) -> int:
