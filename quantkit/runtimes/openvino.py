@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
+from quantkit.cores import available_cores
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.formats.files import check_opsets
 from quantkit.formats.kinds import kind_of
@@ -182,7 +183,10 @@ def _properties(options: SessionOptions) -> dict[str, str]:
     if options.streams > 1:
         config |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": str(options.streams)}
     if options.intra_op:
-        config["INFERENCE_NUM_THREADS"] = str(options.intra_op * (options.inter_op or 1))
+        threads = options.intra_op * (options.inter_op or 1)
+        config["INFERENCE_NUM_THREADS"] = str(threads)
+        if threads < available_cores():  # OpenVINO binds the threads of each process to the first cores
+            config["ENABLE_CPU_PINNING"] = "NO"
     if options.profile:
         config["PERF_COUNT"] = "YES"
     return config

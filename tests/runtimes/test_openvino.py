@@ -8,7 +8,8 @@ import pytest
 
 from quantkit.errors import GraphError, InputError, UnavailableError
 from quantkit.formats.onnx.schema import message_class
-from quantkit.runtimes.openvino import RUNTIME, _translate_error
+from quantkit.runtimes import openvino as module
+from quantkit.runtimes.openvino import RUNTIME, _properties, _translate_error
 from quantkit.runtimes.session import SessionOptions
 
 pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
@@ -51,6 +52,14 @@ def test_smaller_precision_is_used_or_rejected(product: Path, precision: str) ->
 def test_unknown_precision_is_rejected(product: Path) -> None:
     with pytest.raises(UnavailableError, match="'float8'"):
         RUNTIME.open(product, SessionOptions(precision="float8"))
+
+
+@pytest.mark.parametrize(("threads", "is_bound"), [(1, False), (2, False), (4, True)])
+def test_threads_are_bound_to_cores_only_if_they_use_all(
+    threads: int, is_bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "available_cores", lambda: 4)
+    assert ("ENABLE_CPU_PINNING" not in _properties(SessionOptions(intra_op=threads))) == is_bound
 
 
 @pytest.mark.parametrize(
