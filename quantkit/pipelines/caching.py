@@ -26,6 +26,7 @@ from quantkit.pipelines.stages import (
     element_shapes,
     element_types,
     function_of,
+    insert_after,
     stages_of,
     unique_name,
     without_unused_nodes,
@@ -82,7 +83,7 @@ def find_cache_site(graph: Graph, execution: Execution, seconds: float, free_byt
         mean, limit = float(np.mean(sizes)), free_bytes * _MEMORY_FRACTION
         count = bound_elements(graph, stage, execution, seconds, max_count=int(limit / max(mean, 1)))
         if count is None:
-            return Skip(f"the elements of {stage.name} cannot be counted within {seconds:.0f} s", stage.name)
+            return Skip(f"the elements of {stage.name} cannot be counted within {seconds:.2g} s", stage.name)
         num_bytes = int(mean * count)
         if num_bytes <= limit:
             return CacheSite(stage.name, count, num_bytes)
@@ -182,16 +183,6 @@ def insert_cache(graph: Graph, site: CacheSite) -> Outcome:
     new = insert_after(graph, stage.name, (memory, filename, cache))
     size = format_size(site.num_bytes)
     return Outcome(new, (f"at most {site.num_elements} elements of {stage.name} cached in memory ({size})",))
-
-
-def insert_after(graph: Graph, name: str, nodes: tuple[Node, ...]) -> Graph:
-    """Insert nodes after a stage; its consumers use the last one instead."""
-    old, new = Edge(name), Edge(nodes[-1].name)
-    redirected = [
-        node.with_(inputs=tuple(new if edge == old else edge for edge in node.inputs)) for node in graph.nodes.values()
-    ]
-    outputs = [new if edge == old else edge for edge in graph.outputs]
-    return graph.with_nodes([*redirected, *nodes]).with_endpoints([], outputs)
 
 
 def free_memory() -> int:

@@ -81,23 +81,41 @@ class Execution:
                     return None
         return count
 
-    def rate(self, graph: Graph, seconds: float, warmup: float) -> float:
-        """Return the number of elements per second of a repeated dataset after a warm-up.
+    def open(self, graph: Graph, fill_seconds: float = 0.0) -> Any:
+        """Return the repeated dataset of a pipeline for several measurements; its caches stay filled between them.
 
         Args:
             graph: graph of a dataset with at least one element.
+            fill_seconds: maximum time in which an epoch fills the caches; 0 without caches.
+
+        Raises:
+            InputError: the pipeline fails.
+        """
+        dataset = self.dataset(graph)
+        end = self._clock() + fill_seconds
+        with translate_errors():
+            for _ in dataset if fill_seconds else ():
+                if self._clock() > end:
+                    break
+        return dataset.repeat()
+
+    def rate(self, dataset: Any, seconds: float, warmup: float) -> float:
+        """Return the number of elements per second of a repeated dataset after a warm-up.
+
+        Args:
+            dataset: result of `open`.
             seconds: duration of the measurement.
-            warmup: duration of the warm-up; the first element is always part of the warm-up.
+            warmup: duration of the warm-up; the first two elements are always part of the warm-up.
 
         Raises:
             InputError: the pipeline fails.
         """
         with translate_errors():
-            return self._rate(graph, seconds, warmup)
+            return self._rate(iter(dataset), seconds, warmup)
 
-    def _rate(self, graph: Graph, seconds: float, warmup: float) -> float:
-        iterator = iter(self.dataset(graph).repeat())
+    def _rate(self, iterator: Any, seconds: float, warmup: float) -> float:
         next(iterator)
+        self._take_elements(iterator, 1)  # traces the function
         step = 1
         started = self._clock()
         while (passed := self._clock() - started) < warmup:

@@ -2,37 +2,36 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 from quantkit.arguments import expand_user, parse_duration, public, require_path, without_none
+from quantkit.cores import available_cores
 from quantkit.errors import QuantkitError
 from quantkit.formats.files import check_target
-from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.pipelines import bridge
-from quantkit.pipelines.caching import (
-    delay_shuffles,
-    find_cache_site,
-    free_memory,
-    insert_after,
-    insert_cache,
-)
+from quantkit.pipelines.caching import delay_shuffles, find_cache_site, free_memory, insert_cache
 from quantkit.pipelines.cleanup import remove_no_ops
 from quantkit.pipelines.execution import Execution
 from quantkit.pipelines.fusion import fuse_maps
-from quantkit.pipelines.gain import Gain, measure_gain
+from quantkit.pipelines.gain import Gain, choose, measure_gain, race
 from quantkit.pipelines.optimization_report import OptimizationResult, PipelineStep
 from quantkit.pipelines.parallelism import add_prefetch, parallelize
-from quantkit.pipelines.stages import element_shapes, element_types, is_one_to_one, root_of
+from quantkit.pipelines.schedules import PipelineSchedules
+from quantkit.pipelines.short_epochs import ShortEpoch, find_short_epoch
+from quantkit.pipelines.stages import AUTOTUNE, element_types, is_one_to_one, root_of
 from quantkit.pipelines.state import captured_variable, randomness
 from quantkit.pipelines.vectorization import vectorize_maps
 from quantkit.pipelines.verification import Comparison, compare_elements, source_of
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
 DEFAULT_TIME_BUDGET = "60s"
-# Rewrites of the graph alone, in their order; `cache` follows, which needs the number of elements.
+# Rewrites of the graph alone, in their order; the cache follows `fuse_maps`.
 REWRITES: dict[str, Callable[[Graph], Outcome]] = {
     "remove_no_ops": remove_no_ops,
     "vectorize_maps": vectorize_maps,
@@ -41,18 +40,12 @@ REWRITES: dict[str, Callable[[Graph], Outcome]] = {
     "add_prefetch": add_prefetch,
 }
 _CACHE = "cache"
-# Rewrites that cannot change an element: they are allowed if the elements of two runs differ.
-_NEUTRAL = frozenset({"add_prefetch"})
-# Fractions of the time budget for the verification and the measurement of one rewrite.
-_VERIFY_FRACTION, _MEASURE_FRACTION = 0.04, 0.1
-# Rewrites that are tried again with the cache, which makes other stages the slowest ones.
-_AFTER_CACHE = ("parallelize", "add_prefetch")
-# Gain of a single rewrite that needs no second measurement.
-_CLEAR_GAIN = 1.5
-# Duration of an epoch of the pipelines that measure a cache, and their warm-up, in which the cache is filled.
-_CACHE_EPOCH, _CACHE_WARMUP = 0.3, 1.0
-# Both are shorter if the time budget in seconds is below this, down to a fraction.
-_LONG_BUDGET, _MIN_FRACTION = 10.0, 0.1
+# Parts of the search, by the rewrites that each one tries together.
+_PARTS = (("remove_no_ops",), ("vectorize_maps",), ("fuse_maps",), (_CACHE,), ("parallelize", "add_prefetch"))
+# Fraction of the time budget for the verification of one rewrite, and its largest fraction of the time of a part.
+_VERIFY_FRACTION, _MAX_VERIFY_FRACTION = 0.04, 0.2
+# Fraction of the time budget for a short epoch, and limits in seconds.
+_EPOCH_FRACTION, _MIN_EPOCH, _MAX_EPOCH = 0.015, 0.03, 1.0
 
 
 @public
@@ -98,13 +91,32 @@ def optimize(
     return result
 
 
+@dataclass(frozen=True)
+class _CachedPipeline:
+    """Pipeline with a cache.
+
+    Attributes:
+        outcome: the pipeline.
+        uncached: the same pipeline without the cache.
+        stage: stage whose elements the cache holds.
+        rewrites: other rewrites of the pipeline.
+        comparison: verification of the pipeline.
+    """
+
+    outcome: Outcome
+    uncached: Graph
+    stage: str
+    rewrites: tuple[str, ...]
+    comparison: Comparison
+
+
 class _Optimizer:
     """Search for the rewrites that gain.
 
     Args:
         graph: graph of the original dataset.
         budget: time of all measurements in seconds.
-        on_progress: receives the number of finished rewrites.
+        on_progress: receives the number of finished parts.
 
     Attributes:
         reason: reason why no rewrite is tried; empty if rewrites are tried.
@@ -113,70 +125,40 @@ class _Optimizer:
     def __init__(self, graph: Graph, budget: float, on_progress: OnProgress) -> None:
         self._original = graph
         self._graph = graph
-        self._budget = budget
+        self._end = perf_counter() + budget
         self._verify_seconds = budget * _VERIFY_FRACTION
-        self._measure_seconds = budget * _MEASURE_FRACTION
-        fraction = max(_MIN_FRACTION, min(1.0, budget / _LONG_BUDGET))
-        self._epoch_seconds, self._warmup_seconds = fraction * _CACHE_EPOCH, fraction * _CACHE_WARMUP
+        self._epoch_seconds = max(_MIN_EPOCH, min(budget * _EPOCH_FRACTION, _MAX_EPOCH))
         self._execution = Execution()
         self._on_progress = on_progress
+        # Reason why only a prefetch is tried, which cannot change an element; empty if all rewrites are tried.
         self._difference = ""
         self.reason = ""
-        self._applied: list[str] = []
-        # Graph before the cache, stage before the cache, and number of its elements in a short epoch.
-        self._uncached = graph
-        self._epoch: tuple[str, int] | None = None
+        self._applied: tuple[str, ...] = ()
+        # Short epochs of all measurements from the cache on; None without a cache.
+        self._epoch: ShortEpoch | None = None
 
     def run(self) -> tuple[Graph, list[PipelineStep], Gain | None]:
         """Return the rewritten graph, the steps, and the gain of all together."""
-        end = perf_counter() + self._budget
         self.reason = self._check_original()
         steps: list[PipelineStep] = []
-        names = [*REWRITES, _CACHE]
-        for done, name in enumerate(names):
-            self._on_progress(Progress("optimizing", done, len(names), name))
-            if self.reason:
-                steps.append(PipelineStep(name, (), (Skip(self.reason),)))
-            elif self._difference and name not in _NEUTRAL:
-                steps.append(PipelineStep(name, (), (Skip(f"two runs of the pipeline differ: {self._difference}"),)))
-            elif perf_counter() > end and name != _CACHE:  # a cache often has the largest gain
-                steps.append(PipelineStep(name, (), (Skip("the time budget is exhausted"),)))
-            else:
-                steps.append(self._run_step(name))
-        remaining = {*self._applied, _CACHE}
-        steps = [
-            step if step.name in remaining else step.undone("the cache before the batches is faster") for step in steps
-        ]
-        for name in _AFTER_CACHE:
-            if self._epoch and name not in self._applied and (name in _NEUTRAL or perf_counter() < end):
-                self._on_progress(Progress("optimizing", len(names), len(names), f"{name} with the cache"))
-                steps.append(self._run_step(name))
-        applied = [step for step in steps if step.applied]
-        if not applied:
+        for done, names in enumerate(_PARTS):
+            self._on_progress(Progress("optimizing", done, len(_PARTS), names[0]))
+            # This part, those after it and the last measurement share the remaining time.
+            steps += self._run_part(names, self._remaining / (len(_PARTS) - done + 1))
+        lost = {step.name for step in steps if step.applied} - set(self._applied)
+        steps = [step.undone("the cache before the batches is faster") if step.name in lost else step for step in steps]
+        if not self._applied:
             return self._original, steps, None
-        only = applied[0].gain if len(applied) == 1 else None
-        # The chosen rewrites are those whose noise was favorable: a second measurement is free of this bias.
-        gain = only if only is not None and only.ratio >= _CLEAR_GAIN else self._overall()
+        # The applied rewrites are those whose noise was favorable: a second measurement is free of this bias.
+        gain = self._measure(self._original, self._graph, self._remaining)
         if not gain.is_relevant:
             steps = [step.undone("no gain in a second measurement of all rewrites") for step in steps]
             return self._original, steps, None
         return self._graph, steps, gain
 
-    def _run_step(self, name: str) -> PipelineStep:
-        try:
-            return self._cache() if name == _CACHE else self._try(name, REWRITES[name](self._graph))
-        except QuantkitError as error:
-            return PipelineStep(name, (), (Skip(error.message),))
-
-    def _overall(self) -> Gain:
-        """Return the gain of all steps: of those before the cache times that of the cache and the later ones."""
-        if self._epoch is None:
-            return self._measure(self._original, self._graph)
-        cached = self._measure_epochs(self._uncached, self._graph, self._epoch)
-        if self._uncached is self._original:
-            return cached
-        before = self._measure(self._original, self._uncached)
-        return Gain(before.before, tuple(rate * cached.ratio for rate in before.after))
+    @property
+    def _remaining(self) -> float:
+        return max(self._end - perf_counter(), 0.0)
 
     def _check_original(self) -> str:
         """Return the reason why the pipeline cannot be optimized; empty if it can.
@@ -192,70 +174,98 @@ class _Optimizer:
         control = compare_elements(self._original, self._original, self._execution, self._verify_seconds)
         if not control.num_elements and not control.difference:
             return "the pipeline has no elements"
-        self._difference = control.difference
+        if control.difference:
+            self._difference = f"two runs of the pipeline differ: {control.difference}"
         return ""
 
-    def _try(self, name: str, outcome: Outcome) -> PipelineStep:
+    def _run_part(self, names: tuple[str, ...], seconds: float) -> list[PipelineStep]:
+        """Try the rewrites of one part within a time."""
+        reason = self.reason
+        if not reason and "add_prefetch" not in names:
+            reason = self._difference
+        if not reason and not seconds:
+            reason = "the time budget is exhausted"
+        if not reason:
+            try:
+                return self._try_part(names, seconds)
+            except QuantkitError as error:
+                reason = error.message
+        return [PipelineStep(name, (), (Skip(reason),)) for name in names]
+
+    def _try_part(self, names: tuple[str, ...], seconds: float) -> list[PipelineStep]:
+        if "add_prefetch" in names:
+            return self._choose_schedule(seconds)
+        return [self._cache(seconds) if _CACHE in names else self._try(names[0], seconds)]
+
+    def _try(self, name: str, seconds: float) -> PipelineStep:
         """Verify and measure one rewrite, and keep its graph if it gains."""
+        outcome = REWRITES[name](self._graph)
         if not outcome.changes:
             return PipelineStep(name, (), outcome.skips)
-        comparison = self._verify(outcome.graph)
+        comparison = self._verify(outcome.graph, seconds)
         if comparison.difference:
             return PipelineStep(name, outcome.changes, outcome.skips, comparison, reason=comparison.difference)
-        graphs = self._graph, outcome.graph
-        gain = self._measure_epochs(*graphs, self._epoch) if self._epoch else self._measure(*graphs)
+        gain = self._measure(self._graph, outcome.graph, seconds)
         step = PipelineStep(name, outcome.changes, outcome.skips, comparison, gain, applied=gain.is_gain)
         if not gain.is_gain:
             return step.undone("no gain")
-        self._graph = outcome.graph
-        self._applied.append(name)
+        self._graph, self._applied = outcome.graph, (*self._applied, name)
         return step
 
-    def _verify(self, graph: Graph) -> Comparison:
+    def _verify(self, graph: Graph, seconds: float) -> Comparison:
         if self._difference:
             return Comparison(0)
-        return compare_elements(self._original, graph, self._execution, self._verify_seconds)
+        limit = min(self._verify_seconds, seconds * _MAX_VERIFY_FRACTION)
+        return compare_elements(self._original, graph, self._execution, limit)
 
-    def _measure(self, before: Graph, after: Graph) -> Gain:
-        return measure_gain(before, after, self._execution, self._measure_seconds)
+    def _measure(self, before: Graph, after: Graph, seconds: float) -> Gain:
+        return measure_gain(self._open(before), self._open(after), self._execution, seconds)
 
-    def _measure_epochs(self, before: Graph, after: Graph, epoch: tuple[str, int]) -> Gain:
-        """Measure from the second epoch on, with short epochs.
+    def _open(self, graph: Graph) -> Any:
+        """Return the repeated dataset of a pipeline, with short epochs if there is a cache."""
+        return self._epoch.open(graph, self._execution) if self._epoch else self._execution.open(graph)
 
-        Args:
-            before, after: graphs of datasets.
-            epoch: stage and number of its elements in an epoch.
-        """
-        first, second = (_shorten_epoch(graph, *epoch) for graph in (before, after))
-        return measure_gain(first, second, self._execution, self._measure_seconds, warmup=self._warmup_seconds)
-
-    def _cache(self) -> PipelineStep:
-        """Verify and measure a cache at the end and before the batches, and keep the faster one."""
-        step = self._cache_at_end()
-        return self._cache_before_batches() or step
-
-    def _cache_at_end(self) -> PipelineStep:
-        """Verify and measure a cache, after maps that can be applied before their shuffles."""
-        graph = delay_shuffles(self._graph)
-        site = find_cache_site(graph, self._execution, self._measure_seconds, free_memory())
-        if isinstance(site, Skip):
-            return PipelineStep(_CACHE, (), (site,))
-        is_random = bool(randomness(self._graph, self._graph[site.stage]))
-        cached = insert_cache(graph if is_random else self._graph, site)
-        changes = (*(["shuffles moved after maps"] if is_random else []), *cached.changes)
-        comparison = self._verify(cached.graph)
-        if comparison.difference:
-            return PipelineStep(_CACHE, changes, (), comparison, reason=comparison.difference)
-        epoch = site.stage, self._count_for(self._epoch_seconds, self._graph, site.stage)
-        gain = self._measure_epochs(self._graph, cached.graph, epoch)
-        step = PipelineStep(_CACHE, changes, (), comparison, gain, applied=gain.is_gain)
-        if not gain.is_gain:
+    def _cache(self, seconds: float) -> PipelineStep:
+        """Measure a cache at the end and one before the batches, and keep the faster one if it gains."""
+        end = perf_counter() + seconds
+        at_end, before_batches = self._cache_at_end(seconds), self._cache_before_batches(seconds)
+        candidates = [each for each in (at_end, before_batches) if isinstance(each, _CachedPipeline)]
+        if not candidates:
+            return PipelineStep(_CACHE, (), (at_end,) if isinstance(at_end, Skip) else ())
+        equal = [each for each in candidates if not each.comparison.difference]
+        if not equal:
+            first = candidates[0]
+            return PipelineStep(_CACHE, first.outcome.changes, (), first.comparison, reason=first.comparison.difference)
+        source, first = source_of(self._original), equal[0]
+        stage = source.name if source else first.stage
+        epoch = find_short_epoch(first.uncached, first.stage, stage, self._execution, self._epoch_seconds)
+        graphs = [self._graph, *(each.outcome.graph for each in equal)]
+        opened = [epoch.open(graph, self._execution) for graph in graphs]
+        rates = race(opened, self._execution, max(end - perf_counter(), 0.0))
+        index = choose(rates)
+        tried = index or max(range(1, len(rates)), key=lambda number: median(rates[number]))
+        best, gain = equal[tried - 1], Gain.of(rates[0], rates[tried])
+        step = PipelineStep(_CACHE, best.outcome.changes, (), best.comparison, gain, applied=index > 0)
+        if not index:
             return step.undone("no gain")
-        self._uncached, self._graph, self._epoch = self._graph, cached.graph, epoch
+        self._graph, self._epoch, self._applied = best.outcome.graph, epoch, (*best.rewrites, _CACHE)
         return step
 
-    def _cache_before_batches(self) -> PipelineStep | None:
-        """Verify and measure a cache of the results of maps that were moved after a batch; None without a gain.
+    def _cache_at_end(self, seconds: float) -> _CachedPipeline | Skip:
+        """Insert a cache at the end, after maps that can be applied before their shuffles."""
+        graph = delay_shuffles(self._graph)
+        site = find_cache_site(graph, self._execution, seconds * _MAX_VERIFY_FRACTION, free_memory())
+        if isinstance(site, Skip):
+            return site
+        is_random = bool(randomness(self._graph, self._graph[site.stage]))
+        cached = insert_cache(graph if is_random else self._graph, site)
+        if is_random:
+            cached = cached._replace(changes=("shuffles moved after maps", *cached.changes))
+        comparison = self._verify(cached.graph, seconds)
+        return _CachedPipeline(cached, graph if is_random else self._graph, site.stage, self._applied, comparison)
+
+    def _cache_before_batches(self, seconds: float) -> _CachedPipeline | None:
+        """Insert a cache of the results of maps that were moved after a batch; None without such maps.
 
         After a shuffle and a batch, the results differ in every epoch. Before both, they are the same.
         """
@@ -263,38 +273,27 @@ class _Optimizer:
         if source is None or "vectorize_maps" not in self._applied or not randomness(self._graph, root_of(self._graph)):
             return None
         graph = self._original
-        others = [name for name in self._applied if name != "vectorize_maps"]
+        others = tuple(name for name in self._applied if name != "vectorize_maps")
         for name in others:
             graph = REWRITES[name](graph).graph
         graph = delay_shuffles(graph)
-        site = find_cache_site(graph, self._execution, self._measure_seconds, free_memory())
+        site = find_cache_site(graph, self._execution, seconds * _MAX_VERIFY_FRACTION, free_memory())
         if isinstance(site, Skip) or not is_one_to_one(graph, site.stage, source.name):
             return None
         cached = insert_cache(graph, site)
-        comparison = self._verify(cached.graph)
-        epoch = source.name, self._count_for(self._epoch_seconds, graph, site.stage)
-        if comparison.difference or not self._measure_epochs(self._graph, cached.graph, epoch).is_gain:
-            return None
-        gain = self._measure_epochs(self._original, cached.graph, epoch)
-        self._uncached, self._graph, self._epoch, self._applied = self._original, cached.graph, epoch, others
-        return PipelineStep(_CACHE, cached.changes, (), comparison, gain, applied=True)
+        return _CachedPipeline(cached, graph, site.stage, others, self._verify(cached.graph, seconds))
 
-    def _count_for(self, seconds: float, graph: Graph, stage: str) -> int:
-        """Return the number of elements of a stage in a time, at least 1."""
-        end = perf_counter() + seconds
-        count = 0
-        for _ in self._execution.elements(graph, graph[stage]):
-            count += 1
-            if perf_counter() > end:
-                break
-        return max(count, 1)
-
-
-def _shorten_epoch(graph: Graph, stage: str, count: int) -> Graph:
-    """Return the pipeline with the first elements of a stage only."""
-    node = graph[stage]
-    limit = constant("quantkit/short_epoch/count", count, DType.INT64)
-    spec: dict[str, Attr] = {"output_types": element_types(node), "output_shapes": element_shapes(node)}
-    inputs = (Edge(stage), Edge(limit.name))
-    take = Node("quantkit/short_epoch_stage", "TakeDataset", inputs, attrs={**spec, "metadata": b""})
-    return insert_after(graph, stage, (limit, take))
+    def _choose_schedule(self, seconds: float) -> list[PipelineStep]:
+        """Choose parallel calls and a prefetch together, and verify the result."""
+        schedules = PipelineSchedules(self._graph, (AUTOTUNE, 2 * available_cores()), self._difference)
+        opened = [self._open(graph) for graph in schedules.graphs.values()]
+        rates = race(opened, self._execution, seconds)
+        winner = list(schedules.graphs)[choose(rates)]
+        graph = schedules.graphs[winner]
+        comparison = None if graph is self._graph else self._verify(graph, seconds)
+        steps = schedules.steps(winner, dict(zip(schedules.graphs, rates, strict=True)), comparison)
+        if comparison and comparison.difference:
+            return [step.undone(comparison.difference) for step in steps]
+        self._graph = graph
+        self._applied = (*self._applied, *(step.name for step in steps if step.applied))
+        return steps

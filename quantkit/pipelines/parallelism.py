@@ -8,56 +8,62 @@ from quantkit.pipelines.stages import (
     AUTOTUNE,
     PARALLEL_MAP,
     SEQUENTIAL_MAP,
+    constant_of,
     element_shapes,
     element_types,
     function_of,
     root_of,
     stages_of,
     unique_name,
+    without_unused_nodes,
 )
 from quantkit.pipelines.state import order_dependence
 
 _INTERLEAVE, _PARALLEL_INTERLEAVE = "InterleaveDataset", "ParallelInterleaveDatasetV4"
-_AUTOTUNE_NODE = "quantkit/autotune"
 _COMMON = ("f", "Targuments", "output_types", "output_shapes", "metadata")
 
 
-def parallelize(graph: Graph) -> Outcome:
+def parallelize(graph: Graph, calls: int = AUTOTUNE) -> Outcome:
     """Call the functions of maps and interleaves in parallel, with the order of the sequential calls.
 
     Before:  map(f)
-    After:   map(f, num_parallel_calls=AUTOTUNE, deterministic=True)
+    After:   map(f, num_parallel_calls=calls, deterministic=True)
 
-    Skips functions whose calls depend on their order.
+    A number of calls also replaces the automatic number of parallel maps. Interleaves have the automatic number, which
+    is at most their cycle length. Skips functions whose calls depend on their order.
     """
     draft = Draft(graph)
-    name = unique_name(graph, _AUTOTUNE_NODE)
+    automatic, number = (unique_name(graph, f"quantkit/{name}") for name in ("autotune", "parallel_calls"))
     changes: list[str] = []
     skips: list[Skip] = []
     for stage in stages_of(graph):
         function = function_of(graph, stage)
+        if stage.op == PARALLEL_MAP and calls != AUTOTUNE and constant_of(graph, stage.inputs[-1]) == AUTOTUNE:
+            draft.replace(stage.name, stage.with_(inputs=(*stage.inputs[:-1], Edge(number))))
+            changes.append(f"{stage.name} has {calls} parallel calls")
         if stage.op not in (SEQUENTIAL_MAP, _INTERLEAVE) or function is None:
             continue
         reason = order_dependence(graph, function)
         if reason:
             skips.append(Skip(reason, stage.name))
             continue
-        draft.replace(stage.name, _parallel(stage, Edge(name)))
+        draft.replace(stage.name, _parallel(stage, Edge(automatic), Edge(number)))
         changes.append(f"{stage.name} calls its function in parallel")
     if changes:
-        draft.append(constant(name, AUTOTUNE, DType.INT64))
-    return Outcome(draft.graph() if changes else graph, tuple(changes), tuple(skips))
+        draft.append(constant(automatic, AUTOTUNE, DType.INT64))
+        draft.append(constant(number, calls, DType.INT64))
+    return Outcome(without_unused_nodes(draft.graph()) if changes else graph, tuple(changes), tuple(skips))
 
 
-def _parallel(stage: Node, autotune: Edge) -> Node:
+def _parallel(stage: Node, automatic: Edge, calls: Edge) -> Node:
     attrs = {key: stage.attrs[key] for key in _COMMON if key in stage.attrs} | {"deterministic": b"true"}
     if stage.op == _INTERLEAVE:
-        buffers = (autotune, autotune)  # buffer_output_elements, prefetch_input_elements
-        inputs = (*stage.inputs, *buffers, autotune)
+        # buffer_output_elements, prefetch_input_elements, num_parallel_calls
+        inputs = (*stage.inputs, automatic, automatic, automatic)
         return Node(stage.name, _PARALLEL_INTERLEAVE, inputs, stage.controls, attrs, extra=stage.extra)
     shared = ("preserve_cardinality", "use_inter_op_parallelism")
     attrs |= {key: stage.attrs[key] for key in shared if key in stage.attrs} | {"use_unbounded_threadpool": False}
-    return Node(stage.name, PARALLEL_MAP, (*stage.inputs, autotune), stage.controls, attrs, extra=stage.extra)
+    return Node(stage.name, PARALLEL_MAP, (*stage.inputs, calls), stage.controls, attrs, extra=stage.extra)
 
 
 def add_prefetch(graph: Graph) -> Outcome:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quantkit.ir.functions import Function, FunctionName
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 
 SEQUENTIAL_MAP = "MapDataset"
@@ -97,3 +97,26 @@ def without_unused_nodes(graph: Graph) -> Graph:
     """Return the graph with the nodes that its output needs."""
     reachable = graph.reachable()
     return graph.with_nodes(node for node in graph.nodes.values() if node.name in reachable)
+
+
+def insert_after(graph: Graph, name: str, nodes: tuple[Node, ...]) -> Graph:
+    """Insert nodes after a stage; its consumers use the last one instead."""
+    old, new = Edge(name), Edge(nodes[-1].name)
+    redirected = [
+        node.with_(inputs=tuple(new if edge == old else edge for edge in node.inputs)) for node in graph.nodes.values()
+    ]
+    outputs = [new if edge == old else edge for edge in graph.outputs]
+    return graph.with_nodes([*redirected, *nodes]).with_endpoints([], outputs)
+
+
+def take_first(graph: Graph, stage: str, count: int) -> Graph:
+    """Return the pipeline with the first elements of a stage only."""
+    node = graph[stage]
+    limit = constant(unique_name(graph, "quantkit/take/count"), count, DType.INT64)
+    attrs: dict[str, Attr] = {
+        "output_types": element_types(node),
+        "output_shapes": element_shapes(node),
+        "metadata": b"",
+    }
+    take = Node(unique_name(graph, "quantkit/take"), "TakeDataset", (Edge(stage), Edge(limit.name)), attrs=attrs)
+    return insert_after(graph, stage, (limit, take))

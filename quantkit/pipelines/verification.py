@@ -4,7 +4,7 @@ Both pipelines run without their randomness: shuffles get one seed, and random o
 constant. A rewrite that keeps the elements for fixed random values keeps them for all random values.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -15,16 +15,14 @@ from quantkit.errors import QuantkitError, one_line
 from quantkit.ir.functions import Function
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
-from quantkit.pipelines.caching import insert_after
 from quantkit.pipelines.execution import Execution
 from quantkit.pipelines.stages import (
     BATCHES,
     SHUFFLES,
     constant_of,
-    element_shapes,
-    element_types,
     input_stages,
     stages_of,
+    take_first,
 )
 
 _SEED = 7
@@ -192,10 +190,7 @@ def shorten(graph: Graph) -> Graph | None:
     batch = next((node for node in stages_of(graph) if node.op in BATCHES), None)
     size = constant_of(graph, batch.inputs[1]) if batch else None
     count = _SHORT_EPOCH if size is None else int(size) * 2 + max(int(size) // 2, 1)
-    limit = constant("quantkit/short_epoch", count, DType.INT64)
-    spec: Mapping[str, Any] = {"output_types": element_types(source), "output_shapes": element_shapes(source)}
-    take = Node("quantkit/short", "TakeDataset", (Edge(source.name), Edge(limit.name)), attrs={**spec, "metadata": b""})
-    return insert_after(graph, source.name, (limit, take))
+    return take_first(graph, source.name, count)
 
 
 def source_of(graph: Graph) -> Node | None:

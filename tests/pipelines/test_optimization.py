@@ -1,9 +1,9 @@
 """Optimized pipelines have the elements of the original; rewrites that do not apply give reasons."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,17 @@ import pytest
 from generated_pipelines import make_pipeline
 
 import quantkit as qk
+from quantkit.cores import available_cores
 from quantkit.errors import InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.pipelines import bridge, caching, optimization
 from quantkit.pipelines.execution import Execution
-from quantkit.pipelines.gain import Gain, measure_gain
+from quantkit.pipelines.gain import Gain, choose, measure_gain, race
 from quantkit.pipelines.loading import run_function
 from quantkit.pipelines.optimization import REWRITES
+from quantkit.pipelines.parallelism import parallelize
 from quantkit.pipelines.python_lines import function_name, python_lines
+from quantkit.pipelines.short_epochs import find_short_epoch
 from quantkit.pipelines.stages import stages_of
 from quantkit.pipelines.verification import compare_elements, describe_difference, fix_randomness
 
@@ -113,8 +116,7 @@ def test_result_of_the_function(records: str, tmp_path: Path) -> None:
     result = qk.data.optimize(dataset, output=path, time_budget=0.1)
     assert isinstance(result.dataset, tf.data.Dataset)
     assert result.dataset.element_spec == dataset.element_spec
-    # With a cache, rewrites that did not gain before are tried again.
-    assert [step.name for step in result.steps][: len(REWRITES) + 1] == [*REWRITES, "cache"]
+    assert [step.name for step in result.steps] == [*list(REWRITES)[:3], "cache", *list(REWRITES)[3:]]
     assert json.loads(json.dumps(result.to_json()))["schema"] == "quantkit.data_optimize/1"
     assert str(result)
     assert result._repr_html_().startswith("<pre>")
@@ -210,8 +212,8 @@ def test_broken_and_empty_pipelines() -> None:
 
 
 def test_functions_with_other_elements_in_each_run_are_kept() -> None:
-    count = iter(range(10**9))
-    dataset = tf.data.Dataset.range(4).map(lambda x: tf.py_function(lambda: next(count), [], tf.int64))
+    calls = count()
+    dataset = tf.data.Dataset.range(4).map(lambda x: tf.py_function(lambda: next(calls), [], tf.int64))
     result = qk.data.optimize(dataset, time_budget=0.2)
     assert set(result.applied) <= {"add_prefetch"}
     assert "two runs of the pipeline differ" in str(result.steps[0].skips)
@@ -300,42 +302,127 @@ def test_gain_needs_most_rounds() -> None:
     assert not Gain((1.0, 1.0, 1.0), (1.2, 0.9, 1.3)).is_gain
     assert not Gain((1.0, 1.0, 1.0), (1.01, 1.02, 1.01)).is_gain
     assert Gain((1.0,) * 5, (1.2, 0.9, 1.3, 1.1, 1.1)).is_gain
+    assert not Gain((1.0,), (1.2,)).is_gain
+    assert Gain((1.0,), (2.0,)).is_gain
 
 
-def test_unclear_gain_is_measured_again() -> None:
-    before = bridge.to_graph(tf.data.Dataset.range(2))
-    after = before.with_nodes(before.nodes.values())
-    for ratios, rounds in (((1.5, 0.9, 1.5, 1.5, 1.5), 5), ((1.5, 1.4, 1.5), 3), ((0.9, 0.9, 1.5), 3)):
-        rates = iter(ratios)
-        execution = SimpleNamespace(rate=lambda which, *_, rates=rates: next(rates) if which is after else 1.0)
-        gain = measure_gain(before, after, execution, 0.0)  # type: ignore[arg-type]
-        assert gain.after == ratios[:rounds]
-        assert gain.is_gain == (ratios[0] == 1.5)
+class ScriptedExecution:
+    """Execution whose rates are given for each pipeline, and whose clock advances by one second per measurement."""
+
+    def __init__(self, **rates: Sequence[float]) -> None:
+        self._rates = {name: iter(values) for name, values in rates.items()}
+        self.seconds = 0.0
+
+    def rate(self, pipeline: str, duration: float, warmup: float) -> float:
+        self.seconds += 1.0
+        return next(self._rates[pipeline])
+
+    def clock(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize(
+    ("ratios", "seconds", "rounds", "is_gain"),
+    [
+        ((1.4, 0.9, 1.4, 1.4, 1.4), 5.5, 5, True),  # unclear after three rounds
+        ((1.4, 1.3, 1.4), 5.5, 3, True),
+        ((1.4, 1.3, 1.4, 1.3), 6.5, 4, True),
+        ((1.6, 1.5, 1.6), 60.0, 3, True),  # clear
+        ((0.9, 0.9, 0.9), 60.0, 3, False),
+        ((0.9, 0.9, 1.5), 5.5, 3, False),
+        ((1.4, 1.4), 1.5, 2, False),  # too few rounds for a small gain
+        ((1.6,), 0.5, 1, True),
+    ],
+)
+def test_unclear_gain_is_measured_again(ratios: Sequence[float], seconds: float, rounds: int, is_gain: bool) -> None:
+    execution: Any = ScriptedExecution(before=(1.0,) * 9, after=ratios)
+    gain = measure_gain("before", "after", execution, seconds, execution.clock)
+    assert gain.after == tuple(ratios[:rounds])
+    assert gain.is_gain == is_gain
+
+
+def test_slow_pipelines_leave_the_race() -> None:
+    script = {"original": (1.0,) * 3, "slow": (0.5,), "close": (1.3,) * 9, "fast": (1.4, 1.2) * 5}
+    execution: Any = ScriptedExecution(**script)
+    rates = race(list(script), execution, 20.0, execution.clock)
+    assert list(map(len, rates)) == [3, 1, 9, 9]
+    assert choose(rates) == 2  # within the smallest gain of the fastest one
+
+
+def test_race_ends_with_its_time() -> None:
+    execution: Any = ScriptedExecution(original=(1.0,) * 9, other=(1.2,) * 9)
+    rates = race(["original", "other"], execution, 4.5, execution.clock)
+    assert rates == [(1.0,) * 3, (1.2,) * 3]
+    assert choose(rates) == 1
+
+
+def fix_gains(monkeypatch: pytest.MonkeyPatch, final: float, *winners: int) -> None:
+    """Fix the index of the winner of each race, and the gain of each measurement of two pipelines."""
+    indices = iter(winners)
+
+    def win(pipelines: Sequence[Any], *arguments: Any) -> list[tuple[float, ...]]:
+        winner = next(indices)
+        return [(2.0 if index == winner else 1.0,) for index in range(len(pipelines))]
+
+    monkeypatch.setattr(optimization, "race", win)
+    monkeypatch.setattr(optimization, "measure_gain", lambda *arguments: Gain((1.0,) * 3, (final,) * 3))
 
 
 def test_gain_must_be_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prefetch gains in the first measurement, and in the second one only with the larger factor."""
+    """The prefetch gains in the race, and in the second measurement only with the larger factor."""
     dataset = tf.data.Dataset.range(4)
     for second, applied in ((1.2, ("add_prefetch",)), (1.01, ())):
-        gains = iter([1.2, second])
-        monkeypatch.setattr(
-            optimization, "measure_gain", lambda *arguments, gains=gains: Gain((1.0,) * 3, (next(gains),) * 3)
-        )
+        fix_gains(monkeypatch, second, 1)
         result = qk.data.optimize(dataset)
         assert result.applied == applied
         assert ("no gain in a second measurement" in str(result)) == (not applied)
         assert (result.dataset is dataset) == (not applied)
 
 
+def test_parallel_calls_and_prefetch_are_chosen_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six schedules: sequential, automatic and fixed calls, each with and without a prefetch."""
+    dataset = tf.data.Dataset.range(40).map(lambda x: x + tf.random.uniform([], 0, 9, tf.int64))
+    fix_gains(monkeypatch, 1.5, 5)
+    result = qk.data.optimize(dataset, time_budget=1)
+    assert result.applied == ("parallelize", "add_prefetch")
+    assert [step.gain and step.gain.ratio for step in result.steps[-2:]] == [2.0, 2.0]
+    assert ops_of(result.graph) == ["Range", "ParallelMap", "Prefetch"]
+    assert f"num_parallel_calls={2 * available_cores()}" in result.python()
+
+
+def test_number_of_calls_replaces_the_automatic_one() -> None:
+    automatic = bridge.to_graph(tf.data.Dataset.range(4).map(lambda x: x + 1, tf.data.AUTOTUNE))
+    assert parallelize(automatic).graph is automatic
+    assert "num_parallel_calls=6" in python_lines(parallelize(automatic, 6).graph)[-1]
+
+
 def test_cache_moves_back_before_the_batches(monkeypatch: pytest.MonkeyPatch, execution: Execution) -> None:
     """After a shuffle and a batch, the results of a vectorized map differ in every epoch."""
-    monkeypatch.setattr(optimization, "measure_gain", lambda *arguments, **options: Gain((1.0,) * 3, (2.0,) * 3))
+    fix_gains(monkeypatch, 2.0, 1, 4)
     dataset = tf.data.Dataset.range(40).shuffle(40).map(lambda x: x * 2).batch(8)
     result = qk.data.optimize(dataset, time_budget=1)
-    assert result.applied == ("parallelize", "add_prefetch", "cache")
+    assert result.applied == ("cache", "parallelize", "add_prefetch")
     assert "vectorize_maps: not applied: the cache before the batches is faster" in str(result)
     assert ops_of(result.graph) == ["Range", "ParallelMap", "Cache", "Shuffle", "Batch", "Prefetch"]
     assert assert_same_elements(result.original, result.graph, execution) == 5
+
+
+def test_caches_stay_filled_between_measurements(execution: Execution) -> None:
+    calls = count()
+    dataset = tf.data.Dataset.range(6).map(lambda x: tf.py_function(lambda: next(calls), [], tf.int64)).cache()
+    opened = execution.open(bridge.to_graph(dataset), fill_seconds=5.0)
+    for _ in range(2):
+        assert execution.rate(opened, 0.0, 0.0) > 0
+    assert next(calls) == 6
+
+
+def test_short_epochs_take_about_a_time(execution: Execution) -> None:
+    graph = bridge.to_graph(tf.data.Dataset.range(50).map(lambda x: x * 2).batch(4))
+    (source,) = (stage.name for stage in stages_of(graph) if stage.op == "RangeDataset")
+    end = graph.outputs[0].node
+    whole = find_short_epoch(graph, end, source, execution, 60.0)
+    assert whole.count >= 50
+    assert find_short_epoch(graph, end, source, execution, 0.0).count < 50
 
 
 def test_function_names() -> None:
