@@ -50,16 +50,14 @@ def to_litert(graph: Graph, *, small_weights: bool = False) -> bytes:
     if graph.dialect != "tensorflow":
         raise UnavailableError(f"cannot convert {graph.dialect} graphs to LiteRT, only tensorflow graphs")
     require_converter()
-    converter = ("litert", tensorflow.available().detail, EDITION, *(["small_weights"] if small_weights else []))
-    convert = partial(_convert, small_weights=small_weights)
-    return convert_cached(prune(replace_old_batch_norms(graph)), ".tflite", converter, convert, _choose_hint)
+    return _convert_cached(graph, small_weights=small_weights)
 
 
 def check_convertible(graph: Graph) -> None:
     """Check that `to_litert` can convert a graph.
 
     Weights take most of the time of a conversion. The graph without them is converted, and only if that fails, the
-    graph itself: some ops need constants.
+    graph itself: some ops need constants. The result is stored: the same graph with other ranges needs no second check.
 
     Raises:
         UnavailableError, GraphError: see `to_litert`.
@@ -89,9 +87,7 @@ def _convert_without_weights(graph: Graph) -> None:
     nodes = {**graph.nodes, **{node.name: node for node in placeholders}}
     inputs = (*graph.inputs, *(Edge(node.name) for node in placeholders))
     skeleton = graph.with_nodes(nodes.values()).with_endpoints(inputs, graph.outputs)
-    _, reason = _convert(prune(replace_old_batch_norms(skeleton)), small_weights=False)
-    if reason:
-        raise UnavailableError(reason, hint=_choose_hint(reason))
+    _convert_cached(skeleton, small_weights=False)
 
 
 def require_converter() -> None:
@@ -129,6 +125,17 @@ def _add_signature(graph: Graph, data: bytes) -> bytes:
         for edges, indices in zip((graph.inputs, graph.outputs), tflite.endpoint_indices(data), strict=True)
     ]
     return tflite.with_signature(data, DEFAULT_SIGNATURE, *endpoints)
+
+
+def _convert_cached(graph: Graph, *, small_weights: bool) -> bytes:
+    """Return a stored conversion, or convert the graph; TensorFlow is imported only for that.
+
+    Raises:
+        UnavailableError, GraphError: the conversion fails.
+    """
+    converter = ("litert", tensorflow.available().detail, EDITION, *(["small_weights"] if small_weights else []))
+    convert = partial(_convert, small_weights=small_weights)
+    return convert_cached(prune(replace_old_batch_norms(graph)), ".tflite", converter, convert, _choose_hint)
 
 
 def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:

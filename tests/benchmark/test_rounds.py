@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from measurements import MACHINE
 
-from quantkit.benchmark.results.report import Benchmark, Failure
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling import rounds
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
@@ -422,6 +422,20 @@ def test_a_single_model_runs_until_its_comparison_is_clear(
 
     result = measure(candidates(tiny_model, {}), SamplingOptions(), compare=compare)
     assert len(result.measurements[0].processes) == processes
+
+
+def test_rows_that_are_not_selected_end_after_the_first_process(fake: type[FakeWorker], tiny_model: Path) -> None:
+    def select(result: Benchmark) -> list[BenchmarkRow]:
+        assert [len(measurement.processes) for measurement in result.measurements] == [1, 1, 1]
+        return [row for row in result.rows if row.label != "b"]
+
+    models = [
+        replace(model, label=label) for model, label in zip(candidates(tiny_model, {}, {}, {}), "abc", strict=True)
+    ]
+    result = measure(models, SHORT, select=select)
+    assert [row.label for row in result.rows] == ["a", "c"]
+    assert {len(measurement.processes) for measurement in result.measurements} == {SHORT.min_processes}
+    assert result.is_complete
 
 
 def test_missing_file_is_an_error_before_the_first_process(fake: type[FakeWorker], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from quantkit.convert import to_litert as module
-from quantkit.convert.to_litert import save_litert, to_litert
+from quantkit.convert.to_litert import check_convertible, save_litert, to_litert
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
@@ -116,6 +116,13 @@ def test_conversion_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [path.suffix for path in cache.iterdir()] == [".tflite"]
     monkeypatch.setattr(module, "_convert", lambda graph: pytest.fail("converted again"))
     assert to_litert(small()) == data
+
+
+def test_the_check_of_a_graph_without_its_weights_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_convertible(small())
+    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(module, "_convert", lambda *arguments, **options: pytest.fail("converted again"))
+    check_convertible(small())
 
 
 def test_unsupported_ops_are_named_and_the_message_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,11 +90,18 @@ class SamplingOptions:
 
 # Function that returns the speed-ups that a benchmark is to decide.
 Compare = Callable[[Benchmark], Sequence[Speedup]]
+# Function that returns the rows of a benchmark that further processes measure.
+Select = Callable[[Benchmark], Sequence[BenchmarkRow]]
 
 
 def speedups_over_first(benchmark: Benchmark) -> list[Speedup]:
     """Return the speed-ups of the rows over the first one."""
     return [speedup for speedup in benchmark.speedups if isinstance(speedup, Speedup)]
+
+
+def all_rows(benchmark: Benchmark) -> Sequence[BenchmarkRow]:
+    """Return all rows."""
+    return benchmark.rows
 
 
 class BenchmarkInterrupted(KeyboardInterrupt):
@@ -115,6 +122,7 @@ def measure(
     on_progress: OnProgress = ignore_progress,
     workload: Candidate | None = None,
     compare: Compare = speedups_over_first,
+    select: Select = all_rows,
 ) -> Benchmark:
     """Measure candidates side by side; a failed one becomes a row with the reason.
 
@@ -124,6 +132,8 @@ def measure(
         on_progress: receives the progress.
         workload: further candidate in each round, which is not a row of the result.
         compare: function that returns the speed-ups that decide when enough processes have run.
+        select: function that returns the rows to keep after the first process of each candidate; the candidates of the
+            others end, and the result does not contain them.
 
     Raises:
         InputError: a model file is missing or broken.
@@ -132,7 +142,7 @@ def measure(
     digests = {candidate.path: digest(candidate.path) for candidate in candidates}
     runs = [_CandidateRun(candidate, *digests[candidate.path]) for candidate in candidates]
     workload_run = None if workload is None else _CandidateRun(workload, *digest(workload.path))
-    return _BenchmarkRun(runs, options, on_progress, workload_run, compare).measure()
+    return _BenchmarkRun(runs, options, on_progress, workload_run, compare, select).measure()
 
 
 @dataclass
@@ -310,8 +320,10 @@ class _BenchmarkRun:
         on_progress: OnProgress,
         workload: _CandidateRun | None = None,
         compare: Compare = speedups_over_first,
+        select: Select = all_rows,
     ) -> None:
         self._compare = compare
+        self._select = select
         self._runs = runs
         self._workload = workload
         self._options = options
@@ -337,6 +349,8 @@ class _BenchmarkRun:
             while (kind := self._stop_kind()) is None:
                 self._measure_process()
                 self._process += 1
+                if self._process == 1:
+                    self._keep_selected()
         except KeyboardInterrupt:
             raise BenchmarkInterrupted(self._benchmark("interrupted", is_complete=False)) from None
         except _TimeBudgetExhaustedError:
@@ -389,6 +403,14 @@ class _BenchmarkRun:
                     self._on_progress(Progress("warming up", index, len(running)))
                     run.warm_up(self._options, self._timeout())
             self._measure_rounds([run for run in running if run.failure is None])
+
+    def _keep_selected(self) -> None:
+        """Omit the candidates that the caller does not select after their first process."""
+        benchmark = self._benchmark("processes")
+        selected = {id(row) for row in self._select(benchmark)}
+        omitted = {id(run) for run, row in zip(self._runs, benchmark.rows, strict=True) if id(row) not in selected}
+        self._runs = [run for run in self._runs if id(run) not in omitted]
+        self._start_order = [run for run in self._start_order if id(run) not in omitted]
 
     def _open(self, runs: list[_CandidateRun], workers: ExitStack) -> None:
         """Open candidates in new processes, one per CPU at a time."""

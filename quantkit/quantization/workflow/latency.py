@@ -8,6 +8,7 @@ from quantkit import formats
 from quantkit.benchmark import Benchmark
 from quantkit.benchmark.profiling import profile_candidates
 from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.results.report import BenchmarkRow
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.errors import UnavailableError
@@ -20,10 +21,6 @@ from quantkit.runtimes import REFERENCE, runtimes
 
 # Time limit of the measurement of both models in seconds, and the one after the first processes of each.
 TIME_BUDGET, FURTHER_BUDGET = 300.0, 60.0
-# Time limit for the choice of the fastest runtime of the float model: a runtime that opens it later is not a candidate.
-CHOICE_BUDGET = 15.0
-# Samples of that choice in each runtime.
-CHOICE_RUNS = 12
 # Warm-up calls for a fixed number of runs.
 WARMUP_RUNS = 2
 
@@ -43,13 +40,20 @@ def measure_latency(
     if runs == 0:
         return Latency(skipped="--runs is 0")
     floats = _float_candidates(conversion, folder)
-    names = list(dict.fromkeys((*conversion.runtimes, _choose_runtime(floats, runs, on_progress))))
     warmup = None if runs is None else WARMUP_RUNS
-    quantized = _int8_candidates(conversion, file)
-    candidates = [*(floats[name] for name in names if name in floats), *quantized]
+    candidates = [*floats.values(), *_int8_candidates(conversion, file)]
+
+    def select(result: Benchmark) -> list[BenchmarkRow]:
+        """Return the rows of the target's runtimes and of the float model's fastest one, which the report states."""
+        fastest = Latency(result).fastest(FLOAT)
+        names = {*conversion.runtimes, "" if fastest is None else fastest.context.runtime}
+        return [row for row in result.rows if row.label == INT8 or row.runtime in names]
+
     options = SamplingOptions(runs, warmup, time_budget=TIME_BUDGET, further_budget=FURTHER_BUDGET)
     # The float model's runtimes are not compared with each other: two of about equal latency would never be clear.
-    benchmark = measure(candidates, options, on_progress, compare=lambda result: Latency(result).speedups)
+    benchmark = measure(
+        candidates, options, on_progress, compare=lambda result: Latency(result).speedups, select=select
+    )
     if not benchmark.measurements:
         return Latency(skipped=benchmark.failures[0].reason)
     latency = Latency(benchmark)
@@ -88,11 +92,3 @@ def _int8_candidates(conversion: Conversion, file: Path) -> list[Candidate]:
         inputs, outputs = tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))
         settings = replace(settings, inputs=inputs, outputs=outputs)
     return [Candidate(INT8, file, replace(settings, runtime=name)) for name in conversion.runtimes]
-
-
-def _choose_runtime(floats: dict[str, Candidate], runs: int | None, on_progress: OnProgress) -> str:
-    """Return the runtime with the lowest latency of the float model in one process; empty if none runs it."""
-    samples = CHOICE_RUNS if runs is None else min(runs, CHOICE_RUNS)
-    options = SamplingOptions(samples, WARMUP_RUNS, processes=1, time_budget=CHOICE_BUDGET)
-    benchmark: Benchmark = measure(list(floats.values()), options, on_progress)
-    return "" if benchmark.fastest is None else benchmark.fastest.runtime

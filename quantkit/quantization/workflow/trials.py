@@ -1,8 +1,10 @@
 """Trials of alternatives on calibration samples: a conversion is replaced if another one has a smaller loss.
 
-The accuracy of the present conversion is measured once. It serves all trials, and the report if the runtime and the
-samples are the same.
+Most conversions need no alternative. To find that out, the accuracy of the first conversion is measured as for the
+report, which then needs no measurement of its own. Alternatives are compared on the first samples only.
 """
+
+from collections.abc import Sequence
 
 from quantkit.errors import QuantkitError
 from quantkit.evaluation.output_sqnr import OutputSqnr
@@ -39,57 +41,82 @@ class Trials:
         self.reference = reference
         self.samples = reference.first_runs(NUM_STEPS if reference.states else NUM_RUNS)
         self._options = options
+        self._reported: tuple[Conversion, AccuracyReport | None] | None = None
         self._best: tuple[Conversion, AccuracyReport] | None = None
 
     def is_good(self, conversion: Conversion) -> bool:
         """Return True if a conversion needs no alternative, or cannot be measured."""
-        loss = self._loss(conversion)
-        if loss is None:
+        accuracy = self._measure_for_report(conversion) if self._is_reported(conversion) else self._trial(conversion)
+        if accuracy is None:
             return True  # the accuracy of the result has the reason
+        loss = _loss_of(accuracy)
         good_error = GOOD_STATE_ERROR if self.samples.states else GOOD_ERROR
         return (loss.drop == 0 and loss.kl_divergence <= GOOD_KL) or loss.drop == loss.kl_divergence <= good_error
 
     def error(self, conversion: Conversion) -> float:
         """Return the error of the outputs of a conversion; 0 if it cannot be measured."""
-        loss = self._loss(conversion)
-        return 0.0 if loss is None else loss.drop
+        accuracy = self._trial(conversion)
+        return 0.0 if accuracy is None else _loss_of(accuracy).drop
 
     def is_better(self, alternative: Conversion, conversion: Conversion, max_loss: float) -> bool:
         """Return True if the loss of an alternative is at most a fraction ``max_loss`` of that of a conversion."""
-        default = self._loss(conversion)
+        default = self._trial(conversion)
         self._options.on_progress(Progress("comparing an alternative", 0))
         accuracy = self._measure(alternative)
         if default is None or accuracy is None:
             return False
-        loss = _loss_of(accuracy)
-        is_better = loss.drop <= default.drop and loss.kl_divergence < max_loss * default.kl_divergence
+        loss, present = _loss_of(accuracy), _loss_of(default)
+        is_better = loss.drop <= present.drop and loss.kl_divergence < max_loss * present.kl_divergence
         if is_better:
             self._best = alternative, accuracy
         return is_better
 
     def find_accuracy(self, conversion: Conversion, reference: FloatReference) -> AccuracyReport | None:
         """Return the accuracy of a conversion on all samples of a reference; None if it has not been measured."""
-        is_whole = reference is self.reference and len(self.samples) == len(reference)
+        if reference is not self.reference:
+            return None
+        if self._reported is not None and self._reported[0] is conversion:
+            return self._reported[1]
+        is_whole = len(self.samples) == len(reference)
         if self._best is None or self._best[0] is not conversion or not is_whole:
             return None
         return self._best[1] if _trial_runtimes(conversion)[0] == conversion.runtimes[0] else None
 
-    def _loss(self, conversion: Conversion) -> Loss | None:
-        """Return the loss of a conversion; None if no runtime can run it."""
+    def _is_reported(self, conversion: Conversion) -> bool:
+        """Return True if the report is likely to need the accuracy of a conversion on all samples."""
+        if self._reported is not None:
+            return self._reported[0] is conversion
+        options = self._options
+        is_final = options.held_out is None and options.max_drop is None and options.finetune is None
+        return is_final and self._best is None and not self.samples.states
+
+    def _measure_for_report(self, conversion: Conversion) -> AccuracyReport | None:
+        """Return the accuracy on all samples in the fastest runtime; None if no runtime can run it."""
+        if self._reported is None:
+            self._options.on_progress(Progress("measuring the calibrated model", 0))
+            self._reported = conversion, self._measure(conversion, self.reference, conversion.runtimes)
+        return self._reported[1]
+
+    def _trial(self, conversion: Conversion) -> AccuracyReport | None:
+        """Return the accuracy on the first samples; None if no runtime can run it."""
         if self._best is None or self._best[0] is not conversion:
             self._options.on_progress(Progress("measuring the calibrated model", 0))
             accuracy = self._measure(conversion)
             if accuracy is None:
                 return None
             self._best = conversion, accuracy
-        return _loss_of(self._best[1])
+        return self._best[1]
 
-    def _measure(self, conversion: Conversion) -> AccuracyReport | None:
+    def _measure(
+        self, conversion: Conversion, reference: FloatReference | None = None, runtimes: Sequence[str] = ()
+    ) -> AccuracyReport | None:
+        """Return the accuracy of a conversion (default: on the first samples, in the runtime that opens it soonest)."""
         try:
             with temporary_folder() as folder:
                 file = folder / f"trial{conversion.target.suffixes[0]}"
                 conversion.write(file)
-                return measure_accuracy(file, conversion, self.samples, _trial_runtimes(conversion))
+                names = runtimes or _trial_runtimes(conversion)
+                return measure_accuracy(file, conversion, reference or self.samples, names)
         except QuantkitError:
             return None
 

@@ -118,9 +118,33 @@ def test_the_present_conversion_is_measured_once(monkeypatch: pytest.MonkeyPatch
     worse = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
     assert not trials.is_better(worse, conversion, 0.9)
     assert trials.is_better(conversion, worse, 0.9)
-    assert len(files) == 4
+    assert len(files) == 5
     assert trials.is_good(conversion)
-    assert len(files) == 4
+    assert len(files) == 5
+
+
+def test_the_report_of_a_good_conversion_needs_no_further_measurement() -> None:
+    options = Options(calibration=SAMPLES)
+    conversion, reference = calibrate(options)
+    trials = Trials(reference, options)
+    assert trials.find_accuracy(conversion, reference) is None
+    assert trials.is_good(conversion)
+    accuracy = trials.find_accuracy(conversion, reference)
+    assert accuracy is not None
+    assert accuracy.metrics is not None
+    assert accuracy.runtime is not None
+    assert accuracy.runtime.name == conversion.runtimes[0]
+    assert accuracy.samples == reference.source
+    assert trials.find_accuracy(conversion, reference.first_runs(16)) is None
+    assert trials.find_accuracy(replace(conversion), reference) is None
+
+
+def test_held_out_samples_leave_the_measurement_of_all_samples_to_the_report() -> None:
+    options = Options(calibration=SAMPLES, held_out=SAMPLES)
+    conversion, reference = calibrate(options)
+    trials = Trials(reference, options)
+    assert trials.is_good(conversion)
+    assert trials.find_accuracy(conversion, reference) is None
 
 
 def test_the_chosen_ranges_are_written_and_read_without_a_complaint(
