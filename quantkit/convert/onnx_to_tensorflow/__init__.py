@@ -20,9 +20,11 @@ def convert(graph: Graph) -> Graph:
     from quantkit.convert.onnx_to_tensorflow import (  # noqa: F401
         arrays,
         branches,
+        detection,
         elementwise,
         images,
         layers,
+        loops,
         recurrent,
         shapes,
     )

@@ -22,15 +22,15 @@ def _if(translator: OnnxTranslator, node: Node) -> None:
     outputs = [Edge(node.name, port) for port in range(num_outputs(node))]
     condition = translator.fold(node.inputs[0])
     if condition is not None:
-        branch, arguments = _read_branch(translator, node, ROLES[0 if condition.item() else 1])
-        branch_translator = OnnxTranslator(branch)
+        branch, arguments = read_subgraph(translator, node, ROLES[0 if condition.item() else 1])
+        branch_translator = OnnxTranslator(branch, translator.function_name(node, "branch_"))
         _inline(translator, node, branch_translator, [translator.plain(edge) for edge in arguments], outputs)
         translator.add_shapes(dict(zip(outputs, map(branch_translator.shape, branch.outputs), strict=True)))
         return
-    branches = [_read_branch(translator, node, role) for role in ROLES]
+    branches = [read_subgraph(translator, node, role) for role in ROLES]
     captured = list(dict.fromkeys(edge for _, edges in branches for edge in edges))
     arguments = [translator.plain(edge) for edge in captured]
-    names = [f"{translator.name(node.name)}/{role}".replace("/", "_") for role in ROLES]
+    names = [translator.function_name(node, role) for role in ROLES]
     shapes: list[list[Shape]] = []
     for name, (branch, edges) in zip(names, branches, strict=True):
         shapes.append(_add_function(translator, name, branch, [captured.index(edge) for edge in edges], arguments))
@@ -47,8 +47,8 @@ def _if(translator: OnnxTranslator, node: Node) -> None:
         translator.types[Edge(call.node, edge.port)] = dtype or DType.FLOAT
 
 
-def _read_branch(translator: OnnxTranslator, node: Node, role: str) -> tuple[Graph, list[Edge]]:
-    """Return a branch with an input for each value that it uses from outside, and these values."""
+def read_subgraph(translator: OnnxTranslator, node: Node, role: str) -> tuple[Graph, list[Edge]]:
+    """Return a branch or body with a further input for each value that it uses from outside, and these values."""
     outer, attribute = translator.graph, node.attrs[role]
     if not isinstance(attribute, Opaque):
         raise conversion_error(node, f"{role} is not a graph")
@@ -67,7 +67,7 @@ def _read_branch(translator: OnnxTranslator, node: Node, role: str) -> tuple[Gra
     model.opset_import.extend(parse_message("ModelProto", outer.extra).opset_import)
     absent = [onnx.ABSENT] if onnx.ABSENT.name not in branch.nodes else []
     graph = branch.with_nodes([*absent, *sources.values(), *inner_nodes]).with_(
-        inputs=tuple(Edge(names[edge]) for edge in inputs),
+        inputs=(*branch.inputs, *(Edge(names[edge]) for edge in inputs)),
         outputs=tuple(map(rename, branch.outputs)),
         extra=bytes(model.SerializeToString(deterministic=True)),
     )
@@ -114,7 +114,7 @@ def _add_function(
 
     ``ports`` are the arguments that are its inputs.
     """
-    branch_translator = OnnxTranslator(branch)
+    branch_translator = OnnxTranslator(branch, f"{name}_")
     body = branch_translator.translate()
     translator.functions |= branch_translator.functions
     types = [translator.types[edge] for edge in arguments]

@@ -105,8 +105,11 @@ def _split(translator: OnnxTranslator, node: Node) -> None:
 @converts("Pad")
 def _pad(translator: OnnxTranslator, node: Node) -> None:
     edge = node.inputs[0]
-    rank, pads = translator.rank(edge), translator.integers(node, "pads", 1)
     mode = node.attrs.get("mode", b"constant")
+    if mode == b"constant" and len(node.inputs) == 2 and translator.fold(node.inputs[1]) is None:
+        _pad_by_computed_widths(translator, node)
+        return
+    rank, pads = translator.rank(edge), translator.integers(node, "pads", 1)
     if rank is None or pads is None or len(pads) != 2 * rank or min(pads) < 0 or translator.has_input(node, 3):
         raise conversion_error(node, "negative padding, a subset of axes and an unknown rank are not supported")
     layout = NHWC if rank == 4 and translator.is_nhwc(edge) else PLAIN
@@ -126,6 +129,17 @@ def _pad(translator: OnnxTranslator, node: Node) -> None:
         return
     fill = translator.add_constant(f"{translator.name(node.name)}/value", Tensor.of(np.float32(value)))
     translator.emit_typed(node, "PadV2", [*inputs, fill], layout, Tpaddings=DType.INT32)
+
+
+def _pad_by_computed_widths(translator: OnnxTranslator, node: Node) -> None:
+    """Pad by zeros: ONNX has the widths before all axes, then those after them; TensorFlow has a row for each axis."""
+    shape = translator.add_array(node, "widths/shape", [2, -1], DType.INT32)
+    pads = translator.plain(node.inputs[1])
+    rows = translator.add_intermediate(node, "pads", "Reshape", [pads, shape], Tshape=DType.INT32)
+    widths = translator.transpose(f"{translator.name(node.name)}/widths", rows, (1, 0))
+    translator.emit_typed(
+        node, "Pad", [translator.plain(node.inputs[0]), widths], PLAIN, Tpaddings=translator.types[widths]
+    )
 
 
 @converts("Transpose")

@@ -58,9 +58,11 @@ class OnnxTranslator:
         names: TensorFlow name by ONNX value name.
         functions: TensorFlow functions of the branches.
         failures: op type and reason by the name of each node that cannot be converted.
+        scope: beginning of the names of these functions; empty in the outermost graph.
     """
 
     graph: Graph
+    scope: str = ""
     shapes: Mapping[Edge, Shape] = field(init=False)
     onnx_types: Mapping[Edge, DType] = field(init=False)
     _sizes: Mapping[Edge, Sizes] = field(init=False)
@@ -130,6 +132,10 @@ class OnnxTranslator:
             tensorflow_name = re.sub(r"^[^A-Za-z0-9.]+", "", tensorflow_name) or "value"
             self.names[value] = self._free_name(tensorflow_name, self.names.values())
         return self.names[value]
+
+    def function_name(self, node: Node, role: str) -> str:
+        """Return the name of the function of a subgraph; nodes of different subgraphs may have the same name."""
+        return f"{self.scope}{self.name(node.name)}/{role}".replace("/", "_")
 
     def _free_name(self, name: str, reserved: Iterable[str]) -> str:
         names = {*self.nodes, *reserved}
@@ -248,23 +254,27 @@ class OnnxTranslator:
         return self.nhwc(edge) if layout == NHWC else self.plain(edge)
 
     def transpose(self, name: str, source: Edge, order: Sequence[int]) -> Edge:
-        permutation = self.add_constant(self._free_name(f"{name}/order", ()), Tensor.of(np.array(order, np.int32)))
+        permutation = self.add_integers(f"{name}/order", order)
         return self.add_node(name, "Transpose", [source, permutation], T=self.types[source], Tperm=DType.INT32)
 
     def add_constant(self, name: str, tensor: Tensor) -> Edge:
-        """Return a constant; add it if no node has the name."""
-        if name not in self.nodes:
-            self.nodes[name] = constant(name, tensor)
-            self.types[Edge(name)] = tensor.dtype
+        """Add a constant with this name, or the next free one."""
+        name = self._free_name(name, ())
+        self.nodes[name] = constant(name, tensor)
+        self.types[Edge(name)] = tensor.dtype
         return Edge(name)
 
     def add_integers(self, name: str, values: Iterable[int]) -> Edge:
         """Add an int32 constant for shapes and axes."""
         return self.add_constant(name, Tensor.of(np.array(list(values), np.int32)))
 
+    def add_integer(self, name: str, value: int) -> Edge:
+        """Add an int32 scalar."""
+        return self.add_constant(name, Tensor.of(np.array(value, np.int32)))
+
     def add_array(self, node: Node, suffix: str, values: npt.ArrayLike, dtype: DType = DType.INT64) -> Edge:
         """Add a constant of the conversion of ``node``, with an unused name."""
-        name = self._free_name(f"{self.name(node.name)}/{suffix}", ())
+        name = f"{self.name(node.name)}/{suffix}"
         return self.add_constant(name, Tensor.of(np.array(values, dtype.numpy), dtype))
 
     def add_cast(self, node: Node, suffix: str, edge: Edge, dtype: DType) -> Edge:

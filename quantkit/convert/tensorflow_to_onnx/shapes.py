@@ -86,13 +86,16 @@ def _slice_computed(translator: Translator, node: Node) -> None:
 
 @converts("Pad PadV2 MirrorPad")
 def _pad(translator: Translator, node: Node) -> None:
-    widths = translator.constant(node, 1)
-    layout = common_layout(translator, node.inputs[:1])
-    if layout == NCHW:
-        widths = widths[list(TO_NCHW)]
     if node.op == "MirrorPad" and node.attrs["mode"] != b"REFLECT":
         raise conversion_error(node, "ONNX only supports the mode REFLECT")
-    pads = translator.add_integers(f"{node.name}/pads", map(int, (*widths[:, 0], *widths[:, 1])))
+    constant = translator.constant_of(node.inputs[1])
+    layout = PLAIN if constant is None else common_layout(translator, node.inputs[:1])
+    if constant is None:
+        columns = translator.add_intermediate(node, "columns", "Transpose", [translator.int64_input(node, 1)])
+        pads = translator.add_intermediate(node, "pads", "Reshape", [columns, translator.add_array(node, "flat", [-1])])
+    else:
+        widths = constant.array[list(TO_NCHW)] if layout == NCHW else constant.array
+        pads = translator.add_integers(f"{node.name}/pads", map(int, (*widths[:, 0], *widths[:, 1])))
     inputs = [translator.in_layout(node.inputs[0], layout), pads]
     if node.op == "PadV2":
         inputs.append(translator.plain(node.inputs[2]))

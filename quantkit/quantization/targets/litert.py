@@ -204,8 +204,9 @@ def _add_fake_quants(graph: Graph, limits: Limits) -> Graph:
     nodes: list[Node] = []
     renamed: dict[str, str] = {}
     redirects: dict[Edge, Edge] = {}
+    fixed_names = graph.input_names | {edge.node for edge in (*graph.uses, *limits) if edge.port}
     for edge, (low, high) in limits.items():
-        keeps_name = edge.port or edge.node in graph.input_names
+        keeps_name = edge.node in fixed_names
         name = free_name(graph, f"{edge.node}/{edge.port}/codes") if keeps_name else edge.node
         source = edge
         if keeps_name:

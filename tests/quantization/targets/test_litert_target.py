@@ -183,6 +183,28 @@ def test_the_file_agrees_with_its_graph() -> None:
 
 @needs_runtimes
 @pytest.mark.engine
+def test_all_outputs_of_a_node_are_quantized() -> None:
+    parts = Node("parts", "Split", (Edge("axis"), Edge("first")), attrs={"T": FLOAT, "num_split": 2})
+    graph = Graph.of(
+        [
+            Node("x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape((1, SIZE, SIZE, 3))}),
+            *layer("first", "x", (3, 3, 3, 8), activation="Relu"),
+            constant("axis", np.int32(3)),
+            parts,
+            *layer("left", "parts", (1, 1, 4, 2)),
+            *layer("right", "parts:1", (1, 1, 4, 2)),
+            node("y", "AddV2", "left", "right"),
+        ],
+        ["x"],
+        ["y"],
+    )
+    quantized = quantize(graph)
+    assert {Edge("parts"), Edge("parts", 1)} <= quantized.uses.keys()
+    np.testing.assert_allclose(run(quantized, "tensorflow"), run(graph, "reference"), atol=0.05)
+
+
+@needs_runtimes
+@pytest.mark.engine
 def test_a_float_fallback_is_float() -> None:
     graph = network()
     quantized = quantize(graph, keep_float=("last/conv",))

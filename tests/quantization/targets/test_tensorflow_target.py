@@ -127,7 +127,8 @@ def residual_read_later() -> Graph:
 
 
 def branches() -> Graph:
-    build = Builder(1, 9, 9, 3)
+    """Return a concatenation along the last axis of tensors with a dynamic batch."""
+    build = Builder(None, 9, 9, 3)
     trunk = build.node("trunk_act", "Relu", build.convolution("trunk", "x", random(3, 3, 3, 8)))
     left = build.node("left_act", "Relu", build.convolution("left", trunk, random(1, 1, 8, 4)))
     pool = build.window("average", "AvgPool", trunk, 3, 1, b"SAME")

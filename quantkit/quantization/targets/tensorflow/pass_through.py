@@ -38,7 +38,8 @@ def _concat(builder: GraphBuilder, node: Node, planned: QuantizedTensor) -> Quan
     value = builder.source.constant_of(node.inputs[slot])
     if value is None:
         raise GraphError(f"the axis of {node.name!r} is not constant", hint="run fold_constants first")
-    rank = next((shape.rank for edge in parts if (shape := builder.shapes.get(edge, UNKNOWN)).is_known), None)
+    ranks = (builder.shapes.get(edge, UNKNOWN).rank for edge in parts)
+    rank = next((rank for rank in ranks if rank is not None), None)
     axis = int(value.array.reshape(-1)[0])
     if axis < 0 and rank is None:
         raise GraphError(f"the axis {axis} of {node.name!r} needs a known rank", hint="give the input shape")
