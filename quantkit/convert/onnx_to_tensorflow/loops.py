@@ -26,7 +26,7 @@ MAX_JOINS = 3
 
 
 @dataclass(frozen=True)
-class _Loop:
+class _TranslatedLoop:
     """Loop with its translated body.
 
     Attributes:
@@ -96,7 +96,7 @@ def _loop(translator: OnnxTranslator, node: Node) -> None:
         translator.values[output, PLAIN] = _stack(translator, loop, port - loop.num_states, value) if is_list else value
 
 
-def _translate_body(translator: OnnxTranslator, node: Node) -> tuple[_Loop, list[Edge]]:
+def _translate_body(translator: OnnxTranslator, node: Node) -> tuple[_TranslatedLoop, list[Edge]]:
     """Return the translated body, and the values from outside that it uses.
 
     The shapes of the states are those before the first iteration; sizes that an iteration changes are unknown.
@@ -121,7 +121,7 @@ def _translate_body(translator: OnnxTranslator, node: Node) -> tuple[_Loop, list
     translator.functions |= body_translator.functions
     output_types = tuple(body_translator.types[edge] for edge in translated.outputs)
     output_shapes = (results[0], *shapes, *results[1 + len(shapes) :])
-    return _Loop(translator.name(node.name), translated, output_types, output_shapes, len(shapes)), captured
+    return _TranslatedLoop(translator.name(node.name), translated, output_types, output_shapes, len(shapes)), captured
 
 
 def _scalars(translator: OnnxTranslator, node: Node) -> list[Edge]:
@@ -140,7 +140,7 @@ def _limit(translator: OnnxTranslator, node: Node) -> Edge:
     return translator.add_intermediate(node, "limit", "Reshape", [limit, shape], Tshape=DType.INT32)
 
 
-def _empty_lists(translator: OnnxTranslator, loop: _Loop) -> Iterator[Edge]:
+def _empty_lists(translator: OnnxTranslator, loop: _TranslatedLoop) -> Iterator[Edge]:
     """Yield the list of each scan output before the first iteration."""
     for number in range(loop.num_lists):
         shape = _element_shape(translator, loop, number)
@@ -151,7 +151,7 @@ def _empty_lists(translator: OnnxTranslator, loop: _Loop) -> Iterator[Edge]:
         yield edge
 
 
-def _element_shape(translator: OnnxTranslator, loop: _Loop, number: int) -> Edge:
+def _element_shape(translator: OnnxTranslator, loop: _TranslatedLoop, number: int) -> Edge:
     """Return the shape of the elements of a list, with -1 for unknown sizes; the scalar -1 for an unknown rank."""
     dims = loop.list_shape(number).dims
     name = f"{loop.name}/{number}/shape"
@@ -160,7 +160,7 @@ def _element_shape(translator: OnnxTranslator, loop: _Loop, number: int) -> Edge
     return translator.add_integers(name, [-1 if size is None else size for size in dims])
 
 
-def _stack(translator: OnnxTranslator, loop: _Loop, number: int, elements: Edge) -> Edge:
+def _stack(translator: OnnxTranslator, loop: _TranslatedLoop, number: int, elements: Edge) -> Edge:
     """Return the elements of a list as one tensor."""
     attrs: dict[str, Attr] = {"element_dtype": loop.list_type(number), "num_elements": -1}
     inputs = [elements, _element_shape(translator, loop, number)]
@@ -180,7 +180,7 @@ def _condition_function(name: str, types: Sequence[DType], limit: int) -> Functi
     return Function(name, Graph.of(nodes, arguments, ["is_next"]), {"result_0": DType.BOOL})
 
 
-def _body_function(name: str, loop: _Loop, types: Sequence[DType]) -> Function[Graph]:
+def _body_function(name: str, loop: _TranslatedLoop, types: Sequence[DType]) -> Function[Graph]:
     """Return the function of one iteration, from the loop variables to the loop variables."""
     arguments = [f"arg_{port}" for port in range(len(types))]
     first_list = SCALARS + loop.num_states
