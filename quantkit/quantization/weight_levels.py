@@ -7,6 +7,8 @@ With the largest weight of a channel as limit, the steps of training would be ro
 channel has the largest level, and each channel would round the same centroids to other levels.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +23,11 @@ MIN_ELEMENTS = 64
 # Weights of a channel that exclude most steps, before all of them are tested.
 SAMPLE = 32
 MAX_CENTROIDS = 64
-# Several weights of a channel have each centroid.
+# Average number of weights of a centroid.
 MIN_CLUSTER_SIZE = 4
+# Weights that two channels have in common, except for a factor, if they have the same centroids; weights of a channel
+# that are tried as multiples of each centroid.
+MIN_MATCHES, TRIED_WEIGHTS = 3, 4
 # Relative rounding of float32 centroids after a folded factor.
 PRECISION = 1e-5
 
@@ -73,33 +78,59 @@ def _find_largest_level(ratios: Floats) -> int:
 
 def _find_centroid_limits(channels: Floats) -> Floats | None:
     """Return the limits of channels whose weights are multiples of common centroids."""
-    centroids: list[Floats] = []
+    distinct: list[Floats] = []
     for weights in channels:
-        distinct = np.unique(weights)
-        if len(distinct) > MAX_CENTROIDS:
+        distinct.append(np.unique(weights))
+        if len(distinct[-1]) > MAX_CENTROIDS:
             return None
-        centroids.append(distinct)
-    reference = max(centroids, key=len)
-    common = np.unique(np.concatenate(centroids))
-    if len(common) > len(reference) and len(reference) < channels.shape[1]:
-        factors = [_find_factor(distinct, reference) for distinct in centroids]
-        if None not in factors:
-            limits: Floats = np.abs(np.array(factors, np.float64)) * np.abs(reference).max()
-            return limits
+    common = np.unique(np.concatenate(distinct))
+    largest = max(map(len, distinct))
+    if largest < min(len(common), channels.shape[1]):
+        clusters = _merge_centroids(distinct)
+        if clusters is not None and MIN_CLUSTER_SIZE * len(clusters[0]) <= channels.size:
+            centroids, factors = clusters
+            return np.asarray(np.abs(factors) * np.abs(centroids).max(), np.float64)
     has_clusters = len(common) <= MAX_CENTROIDS and MIN_CLUSTER_SIZE * len(common) <= channels.size
     return np.full(len(channels), np.abs(common).max()) if has_clusters else None
 
 
-def _find_factor(values: Floats, centroids: Floats) -> float | None:
-    """Return the factor with which centroids contain all values; None without such a factor."""
-    largest = values[np.abs(values).argmax()]
-    if largest == 0:
-        return 0.0
-    for centroid in centroids[np.abs(centroids).argsort()[::-1]]:
-        if centroid == 0:
+def _merge_centroids(distinct: Sequence[Floats]) -> tuple[Floats, Floats] | None:
+    """Return the centroids of all channels, and the factor of each channel; None without common centroids.
+
+    A channel rarely has weights of each cluster: those that the channels before it do not have join the centroids.
+
+    Args:
+        distinct: distinct weights of each channel.
+    """
+    order = sorted(range(len(distinct)), key=lambda index: len(distinct[index]), reverse=True)
+    centroids = distinct[order[0]]
+    factors = np.zeros(len(distinct))
+    for index in order:
+        weights = distinct[index]
+        if not weights.any():
             continue
-        factor = largest / centroid
-        distances = np.abs(values[:, None] - factor * centroids).min(1)
-        if (distances <= PRECISION * abs(largest)).all():
-            return float(factor)
+        factor = _find_factor(weights, centroids)
+        if factor is None:
+            return None
+        factors[index] = factor
+        centroids = np.union1d(centroids, (weights / factor)[~_are_multiples(weights, factor, centroids)])
+        if len(centroids) > MAX_CENTROIDS:
+            return None
+    return centroids, factors
+
+
+def _find_factor(weights: Floats, centroids: Floats) -> float | None:
+    """Return the factor with which centroids contain most weights, and at least three; None without such a factor."""
+    by_size = centroids[np.abs(centroids).argsort()[::-1]]
+    needed = min(len(weights), max(MIN_MATCHES, (len(weights) + 1) // 2))
+    for weight in weights[np.abs(weights).argsort()[::-1]][:TRIED_WEIGHTS]:
+        for centroid in by_size[by_size != 0]:
+            if weight != 0 and np.count_nonzero(_are_multiples(weights, weight / centroid, centroids)) >= needed:
+                return float(weight / centroid)
     return None
+
+
+def _are_multiples(weights: Floats, factor: float, centroids: Floats) -> npt.NDArray[np.bool_]:
+    """Return True for each weight that is a centroid times a factor."""
+    distances = np.abs(weights[:, None] - factor * centroids).min(1)
+    return np.asarray(distances <= PRECISION * np.abs(weights).max(), np.bool_)

@@ -33,6 +33,19 @@ def test_clusters_of_all_channels_have_the_same_levels(factors: tuple[float, ...
     assert len(np.unique(quantized)) <= 16
 
 
+def test_channels_without_all_clusters_have_the_same_levels() -> None:
+    random = np.random.default_rng(0)
+    spec = Spec.parse("qint8 symmetric per_channel axes=1")
+    weights = (random.normal(0, 1, 16)[random.integers(0, 16, (20, 64))] * np.exp(random.normal(0, 1, 64))).astype("f4")
+    assert max(len(np.unique(channel)) for channel in weights.T) < 16
+    quantized = QuantizationParameters.of_weights(spec, weights).quantize(weights)
+    assert len(np.unique(quantized)) <= 16
+    # Channels of other centroids, and those of continuous weights, have their own limits.
+    weights[:, 5] = np.repeat(random.normal(0, 1, 10), 2)
+    assert find_limits(weights) is None
+    assert find_limits(random.normal(0, 1, (20, 64)).astype("f4")) is None
+
+
 def test_zeros_and_empty_channels_stay_zero() -> None:
     weights = np.random.default_rng(0).normal(0, 1, (3, 3, 8, 4)).astype(np.float32)
     weights[np.abs(weights) < 1] = 0
