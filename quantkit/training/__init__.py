@@ -9,6 +9,6 @@ Importing this package loads neither TensorFlow nor Keras.
 """
 
 from quantkit.training.schedule import PruningSchedule
-from quantkit.training.verbs import callbacks, cluster, prune, quantization_aware, strip
+from quantkit.training.verbs import callbacks, cluster, prune, quantization_aware, strip, update_batch_norms
 
-__all__ = ["PruningSchedule", "callbacks", "cluster", "prune", "quantization_aware", "strip"]
+__all__ = ["PruningSchedule", "callbacks", "cluster", "prune", "quantization_aware", "strip", "update_batch_norms"]

@@ -12,10 +12,11 @@ from quantkit.quantization.workflow.calibrated_model import calibrate_model
 from quantkit.quantization.workflow.calibration_run import find_datasets
 from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, Options, check_options
 from quantkit.quantization.workflow.planning import choose_scheme
+from quantkit.training.batch_norms import average_statistics, find_batch_norms, split_batches
 from quantkit.training.clusters import find_clusters
 from quantkit.training.constraints import ClusterConstraint, MagnitudeConstraint, is_constrained
 from quantkit.training.fake_quantization import TrainingProblem, aware_model, build_model
-from quantkit.training.keras_models import copy_model, find_kernels, is_legacy
+from quantkit.training.keras_models import copy_model, find_kernels, flatten, is_legacy
 from quantkit.training.schedule import PruningSchedule
 from quantkit.training.tf_mot import cluster_legacy, legacy_callbacks, prune_legacy, quantize_legacy, strip_legacy
 
@@ -190,6 +191,34 @@ def strip(model: Any) -> Any:
             hint="quantkit.quantize exports a quantization-aware model" if is_aware else "call prune or cluster",
         )
     return copy_model(model)
+
+
+@public
+def update_batch_norms(model: Any, samples: Any, *, batch: int = 32) -> Any:
+    """Set the statistics of the batch norms to their mean over samples, and return the model.
+
+    The moving averages of a training do not fit weights that were pruned or clustered in its last steps. Call this
+    function with the training samples after the last step. Frozen batch norms keep their statistics.
+
+    Args:
+        model: model of Keras 3 or tf-keras, built; its batch norms are changed.
+        samples: array (n, ...); a list or mapping of arrays for several inputs; or a ``tf.data.Dataset``
+            of batches, with or without labels.
+        batch: number of samples of a batch; a dataset has batches of its own.
+
+    Raises:
+        UsageError: the model is not a Keras model, or has no batch norm that is trained.
+        UnavailableError: TensorFlow is not installed.
+    """
+    require_positive(batch=batch)
+    layers = model._flatten_layers() if is_legacy(model) else flatten(model)
+    batch_norms = find_batch_norms(layers)
+    if not batch_norms:
+        raise UsageError(
+            f"the Keras model {model.name!r} has no batch norm that is trained", hint="set layer.trainable = True"
+        )
+    average_statistics(model, batch_norms, split_batches(samples, batch))
+    return model
 
 
 @public

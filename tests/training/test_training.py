@@ -15,6 +15,7 @@ from quantkit.errors import InputError, UnavailableError, UsageError
 from quantkit.ir.tensor import Array
 from quantkit.runtimes.availability import Availability
 from quantkit.training import keras_models, tf_mot
+from quantkit.training.batch_norms import split_batches
 from quantkit.training.clusters import find_clusters
 
 pytestmark = [
@@ -193,6 +194,37 @@ def test_pruned_model_reaches_its_sparsity_and_keeps_it(build_network: Callable[
     assert np.all(stripped.get_layer("depthwise").get_weights()[0] != 0)
     for first, second in zip(before, original.get_weights(), strict=True):
         np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("build_network", [network, legacy_network])
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_batch_norms_get_the_statistics_of_the_final_weights(
+    build_network: Callable[[], Any], is_dataset: bool
+) -> None:
+    import tensorflow as tf
+
+    model = training.strip(training.prune(build_network(), 0.5))
+    model.get_layer("conv").set_weights([3 * array + 0.1 for array in model.get_layer("conv").get_weights()])
+    samples = tf.data.Dataset.from_tensor_slices((IMAGES, CLASSES)).batch(50) if is_dataset else IMAGES
+    norm = model.get_layer("norm")
+    momentum = norm.momentum
+    assert training.update_batch_norms(model, samples, batch=50) is model
+    outputs = model.get_layer("conv")(IMAGES).numpy().reshape(4, -1, 6)
+    np.testing.assert_allclose(np.array(norm.moving_mean), outputs.mean((0, 1)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.array(norm.moving_variance), outputs.var(1).mean(0), rtol=1e-2)
+    assert norm.momentum == momentum
+    norm.trainable = False
+    with pytest.raises(UsageError, match="has no batch norm that is trained"):
+        training.update_batch_norms(model, samples)
+
+
+def test_batches_have_the_structure_of_the_samples() -> None:
+    first, second = np.arange(5), np.arange(10).reshape(5, 2)
+    pairs = list(split_batches([first, second], 2))
+    assert [len(batch) for pair in pairs for batch in pair] == [2, 2, 2, 2, 1, 1]
+    by_name = list(split_batches({"a": first, "b": second}, 2))
+    np.testing.assert_array_equal(by_name[2]["b"], second[4:])
+    np.testing.assert_array_equal(pairs[2][1], second[4:])
 
 
 @pytest.mark.parametrize("build_network", [network, legacy_network])
