@@ -18,7 +18,8 @@ import argparse
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from sklearn.model_selection import train_test_split
 import quantkit as qk
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.ir.graph import Graph
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, DType
 from quantkit.ops.weights import find_weights
 
 HERE = Path(__file__).parent
@@ -115,7 +116,13 @@ def measure_quantized(folder: Path, simulated: Array, images: Array, labels: Arr
                 "accuracy": accuracy(outputs, labels),
                 "agreement": agreement(outputs, simulated),
                 "largest_difference": round(float(np.abs(outputs - simulated).max()), 4),
+                "largest_difference_in_range": round(float(np.abs(clip(outputs, simulated) - simulated).max()), 4),
             }
+
+
+def clip(outputs: Array, simulated: Array) -> Array:
+    """Return outputs within the range of the simulation, which has a FakeQuant after the last layer."""
+    return np.clip(outputs, simulated.min(), simulated.max())
 
 
 def measure_converter(folder: Path, simulated: Array, images: Array, labels: Array) -> dict[str, Any]:
@@ -132,38 +139,68 @@ def measure_converter(folder: Path, simulated: Array, images: Array, labels: Arr
     }
 
 
-def weights_of(source: Graph | Path) -> list[Array]:
+@dataclass(frozen=True)
+class StoredWeights:
+    """Weights as a file stores them.
+
+    Attributes:
+        values: the stored array.
+        axis: axis of the output channels.
+        zero: stored value of a weight that is zero.
+    """
+
+    values: Array
+    axis: int
+    zero: int = 0
+
+    @property
+    def channels(self) -> Array:
+        """Weights of each output channel, (c, n)."""
+        return np.moveaxis(self.values, self.axis, 0).reshape(self.values.shape[self.axis], -1)
+
+
+def weights_of(source: Graph | Path) -> list[StoredWeights]:
     """Return the large weight tensors of a graph or of a LiteRT file."""
-    if isinstance(source, Graph):
-        arrays = select_large(weights.value.array for weights in find_weights(source))
-        # `find_weights` finds layers of float graphs, not fused ops of oneDNN and classic ops.
-        arrays = arrays or select_large(node.value.array for node in source.nodes.values() if node.is_constant)
-    else:
-        interpreter = tf.lite.Interpreter(str(source))
-        details = [detail for detail in interpreter.get_tensor_details() if detail["dtype"] is np.int8]
-        arrays = []
-        for detail in details:
+    stored = graph_weights(source) if isinstance(source, Graph) else litert_weights(source)
+    return [weights for weights in stored if weights.values.size >= MIN_ELEMENTS]
+
+
+def graph_weights(graph: Graph) -> Iterator[StoredWeights]:
+    """Yield the weights of the layers; those of quantized TensorFlow ops have their limits as inputs."""
+    axis = 0 if graph.dialect == "onnx" else -1
+    yield from (StoredWeights(weights.value.array, axis, weights.zero_point or 0) for weights in find_weights(graph))
+    for node in graph.nodes.values():
+        value = graph.constant_of(node.inputs[1]) if node.op.startswith(("Quantized", "_Quantized")) else None
+        if value is not None and value.dtype is DType.QINT8:
+            yield StoredWeights(value.array, -1)
+        elif value is not None and value.dtype is DType.QUINT8:
+            low, high = (float(graph.constant_of(node.inputs[index]).array) for index in (4, 5))
+            yield StoredWeights(value.array, -1, round(-255 * low / (high - low)))
+
+
+def litert_weights(path: Path) -> Iterator[StoredWeights]:
+    interpreter = tf.lite.Interpreter(str(path))
+    for detail in interpreter.get_tensor_details():
+        if detail["dtype"] is np.int8:
             try:
-                arrays.append(interpreter.get_tensor(detail["index"]))
+                yield StoredWeights(interpreter.get_tensor(detail["index"]), 0)
             except ValueError:  # an activation has no data before a run
                 continue
-    return select_large(arrays)
-
-
-def select_large(arrays: Iterable[Array]) -> list[Array]:
-    return [array for array in arrays if array.size >= MIN_ELEMENTS]
 
 
 def describe_weights(source: Graph | Path) -> dict[str, Any]:
-    """Return zeros, distinct values and sizes of the weights."""
-    arrays = weights_of(source)
-    total = sum(array.size for array in arrays)
+    """Return zeros, distinct values of a tensor and of an output channel, and sizes of the weights."""
+    stored = weights_of(source)
+    total = sum(weights.values.size for weights in stored)
     return {
-        "tensors": len(arrays),
-        "sparsity": round(sum(int(np.sum(array == 0)) for array in arrays) / total, 4),
-        "distinct_values": max(len(np.unique(array)) for array in arrays),
-        "bytes": sum(array.nbytes for array in arrays),
-        "zlib_bytes": sum(len(zlib.compress(array.tobytes())) for array in arrays),
+        "tensors": len(stored),
+        "sparsity": round(sum(int(np.sum(weights.values == weights.zero)) for weights in stored) / total, 4),
+        "distinct_values": max(len(np.unique(weights.values)) for weights in stored),
+        "distinct_values_of_a_channel": max(
+            len(np.unique(channel)) for weights in stored for channel in weights.channels
+        ),
+        "bytes": sum(weights.values.nbytes for weights in stored),
+        "zlib_bytes": sum(len(zlib.compress(weights.values.tobytes())) for weights in stored),
     }
 
 
