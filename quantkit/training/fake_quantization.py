@@ -19,7 +19,7 @@ from quantkit.model import Model
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
-from quantkit.quantization.finetuning.simulator import VALUES, Objective, Simulator
+from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, Objective, Simulator
 from quantkit.quantization.finetuning.variables import Floats, Variables
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.fine_tuning import apply_values, correct
@@ -71,7 +71,8 @@ class TrainingProblem:
             replace(simulation, graph=graph.with_endpoints(None, [graph.outputs[index] for index in indices]))
         )
         expected = [outputs[index] for index in indices]
-        probe.gradients(probe.variables.zeros(), arrays, expected, np.full(len(outputs[0]), -1))
+        batch = MicroBatch(arrays, expected, np.full(len(outputs[0]), -1))
+        probe.gradients(probe.variables.zeros(), [batch])
         simulator.frozen_ops.update(probe.frozen_ops)
         return cls(model, corrected, simulator, probe.unreached, probe.frozen_layers)
 

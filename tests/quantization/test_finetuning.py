@@ -15,8 +15,8 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.quantization.fallback import Loss
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
-from quantkit.quantization.finetuning.simulator import VALUES, Objective, OutOfMemoryError, Simulator
-from quantkit.quantization.finetuning.training import Budget, Training
+from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, Objective, OutOfMemoryError, Simulator
+from quantkit.quantization.finetuning.training import Budget, HeldOutDistance, Training, _State
 from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.targets import eightbit
 from quantkit.quantization.workflow import fine_tuning
@@ -263,23 +263,45 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path, monkeypatch
     assert all((value == 0).all() for value in trained.values), "the calibrated model is kept"
 
 
+def test_a_loss_that_doubles_returns_to_the_best_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = training(tmp_path)
+    state = _State.of(run.simulator.variables.zeros())
+    state.best_loss = 1.0
+    state.values[0] += 1
+    state.means[0] += 1
+    for loss, rate, value in ((1.5, 1.0, 1.0), (2.5, 0.25, 0.0), (2.5, 0.0625, 0.0)):
+        monkeypatch.setattr(run, "evaluate", lambda values, loss=loss: HeldOutDistance(loss, None))
+        run._select(state, 0.1)
+        assert state.rate == rate
+        assert (state.values[0] == value).all()
+        assert (state.means[0] == value).all()
+
+
 def test_micro_batches_shrink_until_they_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = training(tmp_path, micro_batch=16)
-    compute, sizes = run.simulator.gradients, []
+    compute, sizes = run.simulator._batch_gradients, []
 
-    def gradients(values: Any, feeds: list[Array], *rest: Any) -> Any:
-        sizes.append(len(feeds[0]))
-        if len(feeds[0]) > 4:
+    def gradients(tensors: Any, batch: MicroBatch) -> Any:
+        sizes.append(len(batch.feeds[0]))
+        if sizes[-1] > limit:
             raise OutOfMemoryError("a training step needs more memory than is available")
-        return compute(values, feeds, *rest)
+        return compute(tensors, batch)
 
-    monkeypatch.setattr(run.simulator, "gradients", gradients)
+    limit = 4
+    monkeypatch.setattr(run.simulator, "_batch_gradients", gradients)
     assert not run.run().stopped
-    assert sizes[:3] == [16, 8, 4]
-    monkeypatch.setattr(
-        run.simulator, "gradients", lambda *arguments: gradients(arguments[0], [IMAGES], *arguments[2:])
-    )
+    assert sizes[:4] == [16, 8, 4, 4]
+    limit = 0
     assert "more memory" in run.run().stopped
+
+
+def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path: Path) -> None:
+    whole, parts = training(tmp_path, micro_batch=8), training(tmp_path, micro_batch=3)
+    values = whole.simulator.variables.zeros()
+    (loss, gradients), (mean_loss, sums) = (run._batch_gradients(values, list(range(8))) for run in (whole, parts))
+    assert mean_loss == pytest.approx(loss, rel=1e-5)
+    for gradient, sum_ in zip(gradients, sums, strict=True):
+        np.testing.assert_allclose(sum_, gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_a_gradient_that_is_not_defined_is_cut(tmp_path: Path) -> None:

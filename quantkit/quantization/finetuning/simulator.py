@@ -6,7 +6,7 @@ step size (LSQ, Esser et al., 2020): with y = fake_quant(x) and s the step,
     dy/ds  =  (y - x) / s  inside the range,  the limit in steps  outside
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from quantkit.errors import GraphError, QuantkitError
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Array, DType
+from quantkit.quantization.finetuning.quantized_constants import QuantizedConstants
 from quantkit.quantization.finetuning.simulation import (
     FAKE_QUANT,
     GRADIENT_ATTRIBUTE,
@@ -24,7 +25,6 @@ from quantkit.quantization.finetuning.simulation import (
     limit_name,
 )
 from quantkit.quantization.finetuning.variables import Floats, Variables
-from quantkit.quantization.spec import Spec
 from quantkit.runtimes.tensorflow_library import graph_def, import_tensorflow, suppress_log, translate_error
 
 NO_GRADIENT = b"QuantkitNoGradient"
@@ -101,8 +101,30 @@ def _center(tf: Any, logits: Any) -> Any:
     return logits - tf.reduce_mean(logits, -1, keepdims=True)
 
 
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples that are computed together.
+
+    Attributes:
+        feeds: array of each input, in the order of the graph's inputs.
+        expected: outputs of the float model.
+        classes: class index of each sample, -1 for a sample without a label.
+        weight: fraction of the samples of the step.
+    """
+
+    feeds: Sequence[Array]
+    expected: Sequence[Array]
+    classes: Array
+    weight: float = 1.0
+
+
 class Simulator:
     """Simulation as TensorFlow functions of variables, feeds and expected outputs.
+
+        variables -> quantized constants and scales -> outputs -> loss
+
+    The first step is computed once for all micro-batches, and one layer after the other: the intermediate tensors of
+    all weights would need many times the memory of the weights.
 
     Attributes:
         frozen_ops: op types without a gradient; no gradient passes them.
@@ -119,40 +141,71 @@ class Simulator:
             self.tf = import_tensorflow()
         _register_gradients(self.tf)
         self._ops = {node.name: node.op for node in simulation.graph.nodes.values()}
+        self._constants = QuantizedConstants(self.tf, simulation, variables)
+        # For each tensor of `quantize`: True if a gradient reaches it.
+        self._are_reached: list[bool] = []
 
     def with_simulation(self, simulation: Simulation) -> "Simulator":
         """Return a simulator of another simulation, whose variables are 0, with the same objective."""
         return Simulator(simulation, Variables.of(simulation), self.objective)
 
-    def outputs(self, values: Sequence[Floats], feeds: Sequence[Array]) -> list[Array]:
-        """Return the outputs of the simulation.
+    def quantize(self, values: Sequence[Any]) -> list[Any]:
+        """Return the quantized constants and the scales of the ranges, as tensors for `run`.
 
         Args:
             values: value of each variable.
+        """
+        return list(self._call(self._quantize, list(values)))
+
+    def run(self, tensors: Sequence[Any], feeds: Sequence[Array]) -> list[Array]:
+        """Return the outputs of the simulation.
+
+        Args:
+            tensors: tensors of `quantize`.
             feeds: array of each input, in the order of the graph's inputs.
         """
-        return [np.asarray(output) for output in self._call(self._outputs, list(values), list(feeds))]
+        return [np.asarray(output) for output in self._call(self._outputs, list(tensors), list(feeds))]
+
+    def outputs(self, values: Sequence[Floats], feeds: Sequence[Array]) -> list[Array]:
+        """Return the outputs of the simulation for a value of each variable, as `run` of `quantize`."""
+        return self.run(self.quantize(values), feeds)
 
     def float_outputs(self, feeds: Sequence[Array]) -> list[Array]:
         """Return the outputs without quantization, for the constants of the graph itself."""
         return [np.asarray(output) for output in self._call(self._float_outputs, list(feeds))]
 
-    def gradients(
-        self, values: Sequence[Floats], feeds: Sequence[Array], expected: Sequence[Array], classes: Array
-    ) -> tuple[float, list[Floats]]:
-        """Return the loss of a batch and its gradient for each variable; 0 where no gradient arrives.
+    def gradients(self, values: Sequence[Floats], batches: Iterable[MicroBatch]) -> tuple[float, list[Floats]]:
+        """Return the mean loss of a batch and its gradient for each variable; 0 where no gradient arrives.
+
+        Args:
+            values: value of each variable.
+            batches: parts of the batch.
 
         Raises:
-            OutOfMemoryError: the batch needs too much memory.
+            OutOfMemoryError: a micro-batch needs too much memory.
             GraphError: TensorFlow rejects the graph.
         """
+        variables = [self._call(self.tf.convert_to_tensor, value) for value in values]
+        tensors = self.quantize(variables)
+        mean_loss = 0.0
+        sums: list[Any] = []
+        for batch in batches:
+            loss, gradients = self._batch_gradients(tensors, batch)
+            mean_loss += float(loss)
+            pairs = zip(sums, gradients, strict=True)
+            sums = [self._call(self.tf.add, sum_, gradient) for sum_, gradient in pairs] if sums else gradients
+        return mean_loss, [np.asarray(gradient) for gradient in self._call(self._pull_back, variables, sums)]
+
+    def _batch_gradients(self, tensors: list[Any], batch: MicroBatch) -> tuple[Any, list[Any]]:
+        """Return the weighted loss of a micro-batch, and its gradients for the tensors that a gradient reaches."""
+        arrays = list(batch.feeds), list(batch.expected), batch.classes, np.full((), batch.weight, np.float32)
         while True:
             try:
-                loss, gradients = self._call(self._gradients, list(values), list(feeds), list(expected), classes)
+                loss, gradients = self._call(self._gradients, tensors, *arrays)
             except LookupError as error:
                 self._freeze(str(error))
                 continue
-            return float(loss), [np.asarray(gradient) for gradient in gradients]
+            return loss, list(gradients)
 
     def compute(self, values: Sequence[Any], feeds: Sequence[Any]) -> list[Any]:
         """Return the output tensors of the simulation, inside of a ``tf.function``.
@@ -161,22 +214,7 @@ class Simulator:
             values: tensor of each variable.
             feeds: tensor of each input, in the order of the graph's inputs.
         """
-        tf, graph = self.tf, self.simulation.graph
-        scales = self._scales(self.variables.split(values)[2])
-        mapped = dict(zip(map(_tensor_name, graph.inputs), feeds, strict=True))
-        mapped.update(self._constant_tensors(values, scales))
-        for edge in self.simulation.edges:
-            for suffix, steps in zip(("low", "high"), edge.step_limits, strict=True):
-                mapped[f"{limit_name(edge, suffix)}:0"] = scales[edge.owner] * np.float32(steps)
-        message = graph_def(graph)
-        for node in message.node:
-            if node.op in self.frozen_ops:
-                node.attr[GRADIENT_ATTRIBUTE].s = NO_GRADIENT
-        names = [_tensor_name(edge) for edge in graph.outputs]
-        results: list[Any] = tf.graph_util.import_graph_def(
-            message, input_map=mapped, return_elements=names, name="simulation"
-        )
-        return results
+        return self._compute_outputs(self._constants.compute(values), feeds)
 
     @property
     def frozen_layers(self) -> tuple[str, ...]:
@@ -208,8 +246,12 @@ class Simulator:
             raise translate_error(error, self._ops) from error
 
     @cached_property
+    def _quantize(self) -> Any:
+        return self.tf.function(self._constants.compute, autograph=False)
+
+    @cached_property
     def _outputs(self) -> Any:
-        return self.tf.function(lambda values, feeds: self.compute(values, feeds), autograph=False)
+        return self.tf.function(self._compute_outputs, autograph=False)
 
     @cached_property
     def _float_outputs(self) -> Any:
@@ -229,82 +271,61 @@ class Simulator:
 
     @cached_property
     def _gradients(self) -> Any:
+        """Function of the loss of a micro-batch, and of its gradients for the tensors of `quantize`."""
         tf = self.tf
 
-        def compute(values: list[Any], feeds: list[Any], expected: list[Any], classes: Any) -> tuple[Any, list[Any]]:
-            variables = [tf.identity(value) for value in values]
-            loss = self.objective.loss(tf, self.compute(variables, feeds), expected, classes)
-            gradients = tf.gradients(loss, variables)
-            self.unreached = frozenset(index for index, gradient in enumerate(gradients) if gradient is None)
-            return loss, [
-                tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
-                for variable, gradient in zip(variables, gradients, strict=True)
-            ]
+        def compute(
+            tensors: list[Any], feeds: list[Any], expected: list[Any], classes: Any, weight: Any
+        ) -> tuple[Any, list[Any]]:
+            tensors = [tf.identity(tensor) for tensor in tensors]
+            loss = weight * self.objective.loss(tf, self._compute_outputs(tensors, feeds), expected, classes)
+            gradients = tf.gradients(loss, tensors)
+            self._are_reached = [gradient is not None for gradient in gradients]
+            return loss, [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
 
         return tf.function(compute, autograph=False)
 
-    def _scales(self, logarithms: Sequence[Any]) -> dict[Edge, Any]:
-        """Return the scale of each owner of a range."""
-        tf = self.tf
-        scales = {edge.owner: tf.constant(edge.parameters.scale, tf.float32) for edge in self.simulation.edges}
-        for (owner, scale), logarithm in zip(self.variables.scales.items(), logarithms, strict=True):
-            scales[owner] = np.float32(scale) * tf.exp(logarithm)
-        return scales
+    @cached_property
+    def _pull_back(self) -> Any:
+        """Function of the gradients for the variables, from those for the tensors that a gradient reaches."""
 
-    def _constant_tensors(self, values: Sequence[Any], scales: Mapping[Edge, Any]) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors of the trained constants as the target computes with them, by tensor name."""
-        tf = self.tf
-        steps: dict[str, Any] = {}
-        variables, clipping, _ = self.variables.split(values)
-        for constant, value in zip(self.variables.constants, variables, strict=True):
-            trainable = constant.trainable
-            tensor = constant.values + constant.step * value
-            if constant.limits is not None and trainable.spec is not None:
-                low, high = (limit * tf.exp(clipping[trainable.name]) for limit in constant.limits)
-                tensor = tf.clip_by_value(tensor, low, high)
-                steps[trainable.name], zero = find_parameters(tf, tensor, trainable.spec)
-                tensor = fake_quantize(tf, tensor, trainable.spec, steps[trainable.name], zero)
-            elif trainable.step is not None and trainable.step[0] in steps:
-                tensor = _round_bias(tf, tensor, steps[trainable.step[0]] * scales[trainable.step[1]])
-            for use in self.simulation.uses[trainable.name]:
-                moved = tensor if use.positions is None else tf.gather(tf.reshape(tensor, [-1]), use.positions)
-                yield f"{use.node}:0", moved
+        def compute(values: list[Any], gradients: list[Any]) -> list[Any]:
+            remaining = iter(gradients)
+            arriving = [next(remaining) if is_reached else None for is_reached in self._are_reached]
+            results = self._constants.pull_back(values, arriving)
+            self.unreached = frozenset(index for index, result in enumerate(results) if result is None)
+            zeros = map(self.tf.zeros_like, values)
+            return [zero if result is None else result for result, zero in zip(results, zeros, strict=True)]
+
+        return self.tf.function(compute, autograph=False)
+
+    def _compute_outputs(self, tensors: Sequence[Any], feeds: Sequence[Any]) -> list[Any]:
+        """Return the output tensors of the simulation for the tensors of `quantize`."""
+        tf, graph = self.tf, self.simulation.graph
+        constants = self._constants.nodes
+        mapped = dict(zip(map(_tensor_name, graph.inputs), feeds, strict=True))
+        mapped.update({f"{node}:0": tensor for node, tensor in zip(constants, tensors, strict=False)})
+        scales: dict[Edge, Any] = {edge.owner: edge.parameters.scale for edge in self.simulation.edges}
+        scales.update(zip(self.variables.scales, tensors[len(constants) :], strict=True))
+        for edge in self.simulation.edges:
+            for suffix, steps in zip(("low", "high"), edge.step_limits, strict=True):
+                mapped[f"{limit_name(edge, suffix)}:0"] = tf.convert_to_tensor(
+                    scales[edge.owner] * np.float32(steps), tf.float32
+                )
+        replaced = {node: Node(node, "Placeholder", attrs={"dtype": DType.FLOAT}) for node in constants}
+        message = graph_def(graph.with_nodes(replaced.get(name, node) for name, node in graph.nodes.items()))
+        for node in message.node:
+            if node.op in self.frozen_ops:
+                node.attr[GRADIENT_ATTRIBUTE].s = NO_GRADIENT
+        outputs = [_tensor_name(edge) for edge in graph.outputs]
+        results: list[Any] = tf.graph_util.import_graph_def(
+            message, input_map=mapped, return_elements=outputs, name="simulation"
+        )
+        return results
 
 
 def _tensor_name(edge: Any) -> str:
     return f"{edge.node}:{edge.port}"
-
-
-def find_parameters(tf: Any, values: Any, spec: Spec) -> tuple[Any, Any]:
-    """Return scale and zero point of weights, as `QuantizationParameters.of_weights`, with gradients."""
-    first, last = spec.limits
-    rest = [axis for axis in range(values.shape.rank) if axis not in spec.axes] if spec.axes else None
-    low = tf.minimum(tf.reduce_min(values, rest, keepdims=True), 0.0)
-    high = tf.maximum(tf.reduce_max(values, rest, keepdims=True), 0.0)
-    scale = tf.maximum(-low, high) / last if spec.symmetric else (high - low) / (last - first)
-    scale = tf.where(scale < np.finfo(np.float32).tiny, tf.ones_like(scale), scale)
-    if spec.symmetric:
-        return scale, tf.zeros_like(scale)
-    return scale, tf.stop_gradient(tf.clip_by_value(tf.round(first - low / scale), first, last))
-
-
-def fake_quantize(tf: Any, values: Any, spec: Spec, scale: Any, zero: Any) -> Any:
-    """Return quantized and dequantized values."""
-    first, last = spec.limits
-    return (tf.clip_by_value(_round(tf, values / scale) + zero, first, last) - zero) * scale
-
-
-def _round_bias(tf: Any, bias: Any, step: Any) -> Any:
-    """Return a bias of 32 bits; a bias whose size is not that of the channels stays float."""
-    if step.shape.num_elements() not in (1, bias.shape.num_elements()):
-        return bias
-    step = tf.reshape(step, [] if step.shape.num_elements() == 1 else bias.shape)
-    return _round(tf, bias / step) * step
-
-
-def _round(tf: Any, values: Any) -> Any:
-    """Round with the gradient of the identity."""
-    return values + tf.stop_gradient(tf.round(values) - values)
 
 
 def _register_gradients(tf: Any) -> None:
@@ -320,11 +341,14 @@ def _learned_step_gradient(op: Any, gradient: Any) -> list[Any]:
     """Return the gradients of the input and of both limits of a FakeQuant."""
     tf = import_tensorflow()
     values, low, high = op.inputs
-    below, above = values < low, values > high
+    # TensorFlow would compute these large tensors early, in the forward pass, and keep them until here.
+    with tf.control_dependencies([gradient]):
+        below, above = values < low, values > high
+        difference = op.outputs[0] - values
     zeros = tf.zeros_like(gradient)
     inside = tf.where(tf.logical_or(below, above), zeros, gradient)
     # The part of the step: (y - x) / step, shared by both limits, whose distance is the number of steps.
-    error = tf.reduce_sum(inside * (op.outputs[0] - values)) / (high - low)
+    error = tf.reduce_sum(inside * difference) / (high - low)
     return [
         inside,
         tf.reduce_sum(tf.where(below, gradient, zeros)) - error,

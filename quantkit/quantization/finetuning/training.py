@@ -2,12 +2,13 @@
 
 1. A part of the samples is held out: it measures the progress and selects the best variables.
 2. Each step averages the gradients of micro-batches that fit the memory limit, and updates all variables (Adam).
-3. The learning rate rises during the first steps, and then falls with a cosine to 0.
+3. The learning rate rises during the first steps, and then falls with a cosine to 0. If the held-out loss doubles, the
+   training returns to the best variables, and continues with smaller steps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import cos, inf, isfinite, pi
+from math import cos, inf, isfinite, pi, sqrt
 from pathlib import Path
 from time import monotonic
 
@@ -19,7 +20,7 @@ from quantkit.formats.state_files import read_state, write_state
 from quantkit.ir.tensor import Array
 from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.quantization.finetuning.samples import SampleStore
-from quantkit.quantization.finetuning.simulator import VALUES, OutOfMemoryError, Simulator
+from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, OutOfMemoryError, Simulator
 from quantkit.quantization.finetuning.variables import Floats
 
 LAYERWISE = "layerwise"
@@ -35,7 +36,11 @@ HELD_OUT, MAX_HELD_OUT = 0.2, 128
 EVALUATIONS, PATIENCE = 15, 12
 # Fraction of the budget with a rising learning rate.
 WARM_UP = 0.05
+# Increase of the held-out loss that returns to the best variables, and the factor of the learning rate after it: steps
+# that are small for one network are large for a network of many layers, whose loss is small after the calibration.
+DIVERGENCE, BACK_OFF = 2.0, 0.25
 SAVE_SECONDS = 30.0
+_NUMBERS = ("best_loss", "rate", "seconds")
 _COUNTS = ("step", "failures", "evaluations")
 
 
@@ -127,6 +132,7 @@ class _State:
     squares: list[Floats]
     best: list[Floats]
     best_loss: float = inf
+    rate: float = 1.0
     step: int = 0
     seconds: float = 0.0
     failures: int = 0
@@ -136,6 +142,14 @@ class _State:
     def of(cls, zeros: list[Floats]) -> "_State":
         first, second, third, fourth = ([array.copy() for array in zeros] for _ in range(4))
         return cls(first, second, third, fourth)
+
+    def back_off(self) -> None:
+        """Continue from the best variables, with smaller steps."""
+        self.rate *= BACK_OFF
+        for value, best in zip(self.values, self.best, strict=True):
+            value[...] = best
+        for moment in (*self.means, *self.squares):
+            moment[...] = 0
 
 
 @dataclass
@@ -166,6 +180,7 @@ class Training:
     on_progress: OnProgress = ignore_progress
     clock: Callable[[], float] = monotonic
     _held_out: list[int] = field(init=False)
+    _start: HeldOutDistance | None = field(init=False, default=None)
     training_runs: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -217,7 +232,8 @@ class Training:
         state.step += 1
         if not isfinite(loss) or not all(np.isfinite(gradient).all() for gradient in gradients):
             return inf if isfinite(loss) else loss
-        rate = (1 + cos(pi * done)) / 2 * min(1.0, (done + 1e-3) / WARM_UP)
+        # The noise of the gradients allows rates in proportion to the square root of the batch (Malladi et al., 2022).
+        rate = state.rate * sqrt(self.batch / BATCH) * (1 + cos(pi * done)) / 2 * min(1.0, (done + 1e-3) / WARM_UP)
         corrections = 1 - MOMENTUM**state.step, 1 - SQUARES_MOMENTUM**state.step
         for index, (gradient, largest_rate) in enumerate(zip(gradients, self._rates(), strict=True)):
             mean, squares = state.means[index], state.squares[index]
@@ -249,22 +265,15 @@ class Training:
         """Return the mean loss and gradients of some runs; a micro-batch that does not fit into memory is halved."""
         while True:
             try:
-                return self._mean_gradients(values, list(self.micro_batches(runs)))
+                return self.simulator.gradients(values, self._read_batches(runs))
             except OutOfMemoryError:
                 if self.micro_batch == 1:
                     raise
                 self.micro_batch = max(1, self.micro_batch // 2)
 
-    def _mean_gradients(self, values: list[Floats], batches: list[list[int]]) -> tuple[float, list[Floats]]:
-        total = sum(map(len, batches))
-        mean_loss, sums = 0.0, [np.zeros_like(value) for value in values]
-        for batch in batches:
-            feeds, expected, classes = self.store.read(batch)
-            loss, gradients = self.simulator.gradients(values, feeds, expected, classes)
-            mean_loss += loss * len(batch) / total
-            for sum_, gradient in zip(sums, gradients, strict=True):
-                sum_ += gradient * np.float32(len(batch) / total)
-        return mean_loss, sums
+    def _read_batches(self, runs: list[int]) -> Iterator[MicroBatch]:
+        for batch in self.micro_batches(runs):
+            yield MicroBatch(*self.store.read(batch), weight=len(batch) / len(runs))
 
     def micro_batches(self, runs: Sequence[int]) -> Iterator[list[int]]:
         """Yield the runs that are computed together."""
@@ -280,19 +289,24 @@ class Training:
             state.best = [value.copy() for value in state.values]
         else:
             state.failures += 1
+            if evaluation.loss > DIVERGENCE * state.best_loss:
+                state.back_off()
         is_over = state.failures >= PATIENCE
         return str(evaluation), f"no better held-out loss in {PATIENCE} evaluations" if is_over else ""
 
     def evaluate_start(self) -> HeldOutDistance:
         """Measure the model before the training on the samples that are held out."""
-        return self.evaluate(self.simulator.variables.zeros())
+        if self._start is None:
+            self._start = self.evaluate(self.simulator.variables.zeros())
+        return self._start
 
     def evaluate(self, values: list[Floats]) -> HeldOutDistance:
         """Measure the samples that are held out from the training."""
+        tensors = self.simulator.quantize(values)
         losses, counts, agreeing = [], [], 0
         for batch in self.micro_batches(self._held_out):
             feeds, expected, _ = self.store.read(batch)
-            outputs = self.simulator.outputs(values, feeds)
+            outputs = self.simulator.run(tensors, feeds)
             count = sum(self.store.counts[run] for run in batch)
             losses.append(self.simulator.objective.measure(outputs, expected))
             counts.append(count)
@@ -311,7 +325,7 @@ class Training:
             for name in ("values", "means", "squares", "best")
             for index, array in enumerate(getattr(state, name))
         }
-        facts = {name: getattr(state, name) for name in ("best_loss", "seconds", *_COUNTS)}
+        facts = {name: getattr(state, name) for name in (*_NUMBERS, *_COUNTS)}
         arrays.update({name: np.array(value) for name, value in {**facts, "key": self.key}.items()})
         write_state(self.path, arrays)
 
@@ -323,7 +337,8 @@ class Training:
         state = _State.of(self.simulator.variables.zeros())
         for name in ("values", "means", "squares", "best"):
             getattr(state, name)[:] = [stored[f"{name}/{index}"] for index in range(len(state.values))]
-        state.best_loss, state.seconds = float(stored["best_loss"]), float(stored["seconds"])
+        for name in _NUMBERS:
+            setattr(state, name, float(stored[name]))
         for name in _COUNTS:
             setattr(state, name, int(stored[name]))
         return state

@@ -97,8 +97,10 @@ def fine_tune(
     start, budget = monotonic(), str(options.finetune)
     with temporary_folder() as folder:
         try:
-            problem = _prepare(model, conversion, data, reference, options, folder)
-            problem, trained = _train(problem, conversion, options)
+            # No variable holds the first problem: the training may replace it, and then its memory is free.
+            problem, trained = _train(
+                _prepare(model, conversion, data, reference, options, folder), conversion, options
+            )
         except QuantkitError as error:
             report = FineTuning(budget, seconds=monotonic() - start, reason=error.message)
             options.on_message(f"{report.reason}; the calibrated model is kept")
@@ -289,11 +291,7 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
     if training.saved_state() is not None:
         options.on_message(f"resuming from the fine-tuning state in {path}")
     before = training.evaluate_start()
-    equalized = _equalize(problem, calibrated, options)
-    if equalized is not None:
-        alternative = replace(training, simulator=equalized.simulator)
-        if alternative.evaluate_start().loss < before.loss:
-            problem, training = equalized, alternative
+    problem, training = _choose_start(problem, training, calibrated, options)
     try:
         trained = _tune_layers(training, problem, options) if training.budget.is_layerwise else training.run()
         return problem, replace(trained, before=before)
@@ -301,6 +299,18 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
         if path is not None and path.exists():
             options.on_message(f"fine-tuning state saved to {path}; run the same command to resume")
         raise
+
+
+def _choose_start(
+    problem: _TuningProblem, training: Training, calibrated: Conversion, options: Options
+) -> tuple[_TuningProblem, Training]:
+    """Return the problem and its training with equalized layers, if the loss on held-out samples is smaller."""
+    equalized = _equalize(problem, calibrated, options)
+    if equalized is not None:
+        alternative = replace(training, simulator=equalized.simulator)
+        if alternative.evaluate_start().loss < training.evaluate_start().loss:
+            return equalized, alternative
+    return problem, training
 
 
 def _tune_layers(training: Training, problem: _TuningProblem, options: Options) -> TrainingResult:
