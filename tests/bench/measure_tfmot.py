@@ -174,7 +174,7 @@ def graph_weights(graph: Graph) -> Iterator[StoredWeights]:
         if value is not None and value.dtype is DType.QINT8:
             yield StoredWeights(value.array, -1)
         elif value is not None and value.dtype is DType.QUINT8:
-            low, high = (float(graph.constant_of(node.inputs[index]).array) for index in (4, 5))
+            low, high = (float(graph[node.inputs[index].node].value.array) for index in (4, 5))
             yield StoredWeights(value.array, -1, round(-255 * low / (high - low)))
 
 

@@ -1,6 +1,8 @@
 """Fine-tuning after calibration: it improves a coarse model, and keeps the better model on errors."""
 
+import re
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from quantkit.formats.state_files import write_state
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.quantization.fallback import Loss
+from quantkit.quantization.finetuning.memory import available_memory
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
 from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, Objective, OutOfMemoryError, Simulator
@@ -302,6 +305,33 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path: Path) -> 
     assert mean_loss == pytest.approx(loss, rel=1e-5)
     for gradient, sum_ in zip(gradients, sums, strict=True):
         np.testing.assert_allclose(sum_, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_available_memory_is_the_smallest_limit(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) == inf
+    files = {
+        "proc/meminfo": "MemTotal:  900 kB\nMemAvailable:  500 kB\n",
+        "proc/self/limits": "Max address space         614400               unlimited            bytes\n",
+        "proc/self/status": "VmPeak: 9 kB\nVmSize:  200 kB\n",
+        "sys/fs/cgroup/memory.max": "max\n",
+        "sys/fs/cgroup/memory.current": "1024\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_memory(tmp_path) == 400 * 1024
+    (tmp_path / "proc/self/limits").write_text("Max address space  unlimited  unlimited  bytes\n")
+    assert available_memory(tmp_path) == 500 * 1024
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("5120\n")
+    assert available_memory(tmp_path) == 4096
+
+
+def test_a_training_that_does_not_fit_into_memory_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fine_tuning, "available_memory", lambda: 5e6)
+    result = qk.quantize(network(), IMAGES[:20], runs=0, scheme=COARSE, finetune=2)
+    assert re.search(r"fine-tuning needs \d+ MB of memory, and 5 MB are available; the calibrated model", str(result))
+    assert fine_tuning._fit_memory(1000, 4_000_000, 32) == 32
+    assert fine_tuning._fit_memory(300_000, 4_000_000, 32) == 3
 
 
 def test_a_gradient_that_is_not_defined_is_cut(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.corrections import correct_biases
 from quantkit.quantization.finetuning.equalization import equalize_layers
 from quantkit.quantization.finetuning.layerwise import tune_layers
+from quantkit.quantization.finetuning.memory import available_memory
 from quantkit.quantization.finetuning.report import FineTuning
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, scale_ranges, simulate
@@ -33,6 +34,7 @@ from quantkit.quantization.finetuning.simulator import (
     PROBABILITIES,
     VALUES,
     Objective,
+    OutOfMemoryError,
     Simulator,
 )
 from quantkit.quantization.finetuning.training import BATCH, LEAST_BATCH, Budget, Training, TrainingResult
@@ -46,9 +48,12 @@ from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
 
 # Memory for the tensors of one micro-batch, and their copies: quantized values and gradients.
-TRAINING_BYTES, COPIES = 1 << 30, 4
-# Copies of the trained constants: variables, moments of the optimizer, gradients, best values, TensorFlow's own.
-CONSTANT_COPIES = 10
+TRAINING_BYTES, COPIES = 1 << 30, 3
+# Copies of the trained constants: variables, moments of the optimizer, gradients and their sums, best values, the
+# quantized constants, the calibrated ones, TensorFlow's own.
+CONSTANT_COPIES = 14
+# Functions of TensorFlow and their threads.
+TENSORFLOW_BYTES = 400 << 20
 # Largest number of values of the features of a sample.
 MAX_FEATURES = 1 << 16
 # Largest number of runs that compare the file with the simulation, and that show the kind of the outputs.
@@ -101,8 +106,13 @@ def fine_tune(
             problem, trained = _train(
                 _prepare(model, conversion, data, reference, options, folder), conversion, options
             )
-        except QuantkitError as error:
-            report = FineTuning(budget, seconds=monotonic() - start, reason=error.message)
+        except (QuantkitError, MemoryError) as error:
+            reason = (
+                error.message
+                if isinstance(error, QuantkitError)
+                else "the fine-tuning needs more memory than is available"
+            )
+            report = FineTuning(budget, seconds=monotonic() - start, reason=reason)
             options.on_message(f"{report.reason}; the calibrated model is kept")
             return conversion, report
         tuned = apply_values(problem.conversion, problem.simulation, trained.simulator.variables, trained.values)
@@ -137,14 +147,36 @@ def _prepare(
     graph, variables = corrected.graph, simulator.variables
     fitting = TRAINING_BYTES // max(_tensor_bytes(graph), 1)
     micro_batch = int(np.clip(fitting, 1, BATCH)) if _takes_batches(simulator, store) else 1
-    megabytes = (_tensor_bytes(graph) * micro_batch + CONSTANT_COPIES * variables.num_bytes) / 1e6
+    fixed = CONSTANT_COPIES * variables.num_bytes + TENSORFLOW_BYTES
+    micro_batch = _fit_memory(_tensor_bytes(graph), fixed, micro_batch)
+    megabytes = (_tensor_bytes(graph) * micro_batch + fixed) / 1e6
     options.on_message(
         f"fine-tuning {len(variables.constants)} constants and {len(variables.scales)} ranges on "
-        f"{sum(store.counts)} samples (up to {megabytes:.0f} MB of memory, and TensorFlow)"
+        f"{sum(store.counts)} samples (up to {megabytes:.0f} MB of memory)"
     )
     # A network with large tensors takes long for a sample: more steps of fewer samples are better.
     batch = int(np.clip(fitting, LEAST_BATCH, BATCH))
     return _TuningProblem(corrected, features, simulator, store, batch, micro_batch)
+
+
+def _fit_memory(sample_bytes: int, fixed: int, micro_batch: int) -> int:
+    """Return the micro-batch that fits into the available memory.
+
+    Args:
+        sample_bytes: memory of a sample.
+        fixed: memory that does not depend on the micro-batch.
+        micro_batch: largest micro-batch.
+
+    Raises:
+        OutOfMemoryError: a single sample does not fit.
+    """
+    available = available_memory()
+    if fixed + sample_bytes > available:
+        raise OutOfMemoryError(
+            f"fine-tuning needs {(fixed + sample_bytes) / 1e6:.0f} MB of memory, and {available / 1e6:.0f} MB "
+            "are available"
+        )
+    return int(min(micro_batch, (available - fixed) / max(sample_bytes, 1)))
 
 
 def _find_features(conversion: Conversion) -> Edge | None:
