@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -249,6 +250,11 @@ class Plan:
     def text(self) -> str:
         """Content of a plan file."""
         return json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """Hash of all decisions."""
+        return blake2b(self.text.encode(), digest_size=8).hexdigest()
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file; the file appears complete or not at all."""

@@ -4,9 +4,10 @@
     python tests/bench/onnx_networks.py BUILD [NETWORK ...] --speed [--rounds 20] [--save FILE]
 
 The first form quantizes each network of `support/onnx_networks.py` with all tools on the same calibration samples, and
-measures the number of nodes, the int8 fraction of the MACs in each runtime, the metric of the task on other samples,
-and the SQNR of the outputs: figures that do not depend on the load of the machine. The second form measures the
-speed-ups of the models in BUILD: the median of the ratios of alternating runs to the float model in the same runtime.
+measures the number of nodes, the int8 fraction of the MACs in each runtime, the metric of the task on other samples
+with the 95 % interval of its difference from the float model, and the SQNR of the outputs: figures that do not depend
+on the load of the machine. The second form measures the speed-ups of the models in BUILD: the median of the ratios of
+alternating runs to the float model in the same runtime.
 
 The model ``quantkit`` is for all runtimes, the model ``quantkit_onnxruntime`` (``--runtime onnxruntime``) for one.
 ONNX Runtime's quantizer gets its documented settings for processors with VNNI: opset 13 or later, pre-processing, QDQ,
@@ -46,6 +47,7 @@ RUNTIMES = ("onnxruntime", "openvino")
 TOOLS = ("quantkit", "quantkit_onnxruntime", "quantize_static", "quantize_dynamic", "nncf")
 TRANSFORMERS = frozenset({"kwt1", "stories260k", "vittrack"})
 RECURRENT = frozenset({"dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15", "silero_vad_op18"})
+LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 SOURCE_OPS = ("Constant", "Placeholder", "Absent")
 
 
@@ -132,15 +134,27 @@ def sqnr(expected: list[Mapping[str, Array]], actual: list[Mapping[str, Array]])
     return round(float(min(min(values), 99)), 1)
 
 
-def quality(network: OnnxNetwork, path: Path, samples: list[Feeds]) -> dict[str, Any]:
-    """Return the figures of one int8 model that do not depend on the load of the machine."""
+def quality(network: OnnxNetwork, path: Path, samples: list[Feeds], sums: Array) -> dict[str, Any]:
+    """Return the figures of one int8 model that do not depend on the load of the machine.
+
+    Args:
+        network: network of the model.
+        path: file of the model.
+        samples: calibration samples.
+        sums: sums of the evaluation samples of the float model, see `OnnxNetwork.evaluate`.
+    """
     last_samples = samples[-8:]
     row: dict[str, Any] = {}
     for name in runtimes_of(path):
         try:
             reference, run = OPENERS[name](network.path), OPENERS[name](path)
             expected, actual = ([each(feeds) for feeds in last_samples] for each in (reference, run))
-            row[name] = {"metric": round(network.measure(run), 4), "sqnr": sqnr(expected, actual)}
+            actual_sums = network.evaluate(run)
+            row[name] = {
+                "metric": round(network.score(actual_sums.sum(0)), 4),
+                "interval": [round(value, 4) for value in network.interval(sums, actual_sums)],
+                "sqnr": sqnr(expected, actual),
+            }
         except Exception as error:
             row[name] = {"error": str(error).splitlines()[0][:200]}
     if path.suffix == ".onnx":
@@ -176,7 +190,7 @@ def quantize_with_quantkit(
     return {
         "layers": census.num_patterns,
         "int8_fraction": round(census.int8_fraction, 4),
-        "keep_float": list(result.plan.scheme.keep_float),
+        "float_layers": [fallback.name for fallback in census.float_fallbacks if fallback.op in LAYER_OPS],
         "observer": result.plan.scheme.observer,
     }
 
@@ -218,11 +232,13 @@ def measure(network: OnnxNetwork, build: Path, tools: Mapping[str, Tool], row: d
     """Quantize a network, and update its row of the table with the quality of each tool's model."""
     reference = open_onnxruntime(network.path)
     samples = network.calibration(reference)
+    sums = network.evaluate(reference)
     row.update(
         metric=network.metric,
         samples=len(samples),
+        evaluated=len(sums),
         nodes=count_nodes(network.path),
-        float=round(network.measure(reference), 4),
+        float=round(network.score(sums.sum(0)), 4),
     )
     for name, tool in tools.items():
         if tool.suits(network):
@@ -231,7 +247,7 @@ def measure(network: OnnxNetwork, build: Path, tools: Mapping[str, Tool], row: d
                 start = perf_counter()
                 facts = tool.quantize(network, samples, path) or {}
                 seconds = round(perf_counter() - start, 1)
-                row[name] = {"seconds": seconds, **facts, **quality(network, path, samples)}
+                row[name] = {"seconds": seconds, **facts, **quality(network, path, samples, sums)}
             except Exception as error:
                 row[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
 
@@ -274,7 +290,10 @@ def describe(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _describe_cell(cell: Mapping[str, Any]) -> str:
-    return cell.get("error") or f"{cell['metric']} {cell['sqnr']} dB {cell.get('speed_up', '-')} x"
+    if "error" in cell:
+        return str(cell["error"])
+    low, high = cell["interval"]
+    return f"{cell['metric']} ({low:+} .. {high:+}) {cell['sqnr']} dB {cell.get('speed_up', '-')} x"
 
 
 def main() -> None:

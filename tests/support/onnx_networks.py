@@ -1,7 +1,8 @@
 """Trained ONNX networks with their data and metrics, from the folder ``../shared/onnx_models``.
 
-Each network has samples for the calibration, other samples for the evaluation, and the metric of its task. The README
-of the folder describes files, preprocessing and the results of the float models.
+Each network has samples for the calibration, other samples for the evaluation, and the metric of its task. A metric is
+a function of sums over the samples, so that a bootstrap over the samples gives its interval. The README of the folder
+describes files, preprocessing and the results of the float models.
 """
 
 import json
@@ -24,6 +25,7 @@ MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224,
 Feeds = dict[str, Array]
 Run = Callable[[Feeds], Mapping[str, Array]]
 Decode = Callable[[Mapping[str, Array]], Array]
+NUM_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -33,20 +35,63 @@ class OnnxNetwork:
     Attributes:
         name: name of the file without suffix.
         calibration: returns the calibration samples; a recurrent network is run to compute its states.
-        measure: returns the metric, better if larger, of a function that runs the network.
+        evaluate: returns the sums of each sample, (n, k), of a function that runs the network.
+        score: returns the metric, better if larger, of the totals (k,).
         metric: name of the metric.
         keep_float: nodes that stay float, for example a spectrogram.
     """
 
     name: str
     calibration: Callable[[Run], list[Feeds]]
-    measure: Callable[[Run], float]
+    evaluate: Callable[[Run], Array]
     metric: str
+    score: Callable[[Array], float]
     keep_float: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
         return FOLDER / f"{self.name}.onnx"
+
+    def measure(self, run: Run) -> float:
+        """Return the metric of a function that runs the network."""
+        return self.score(self.evaluate(run).sum(0))
+
+    def interval(self, reference: Array, sums: Array) -> tuple[float, float]:
+        """Return the 95 % interval of the metric minus that of the float model, by a bootstrap over the samples.
+
+        Args:
+            reference: sums of each sample of the float model, (n, k).
+            sums: the same of the other model.
+        """
+        generator = np.random.default_rng(0)
+        draws = (generator.integers(0, len(sums), len(sums)) for _ in range(NUM_RESAMPLES))
+        differences = [self.score(sums[rows].sum(0)) - self.score(reference[rows].sum(0)) for rows in draws]
+        low, high = np.percentile(differences, [2.5, 97.5])
+        return float(low), float(high)
+
+
+# Metrics of sums over the samples
+
+
+def ratio(totals: Array) -> float:
+    """Return the mean of values: totals are their sum and their number."""
+    return float(totals[0] / max(totals[1], 1))
+
+
+def with_count(values: Sequence[float] | Array) -> Array:
+    """Return the sums of samples with one value each, (n, 2), for `ratio`."""
+    return np.stack([np.asarray(values, np.float64), np.ones(len(values))], 1)
+
+
+def correlation(totals: Array) -> float:
+    """Return the correlation of x and y: totals are the number of values, and the sums of x, y, x^2, y^2 and x y."""
+    count, x, y, xx, yy, xy = totals
+    return float((xy - x * y / count) / np.sqrt((xx - x * x / count) * (yy - y * y / count)))
+
+
+def decibels(totals: Array) -> float:
+    """Return the signal-to-noise ratio in dB: totals are the squares of the signal and of the noise."""
+    return float(10 * np.log10(totals[0] / max(totals[1], 1e-20 * totals[0])))
 
 
 # Images
@@ -104,16 +149,10 @@ def suppress(boxes: Array, scores: Array, limit: float) -> Array:
     return np.array(indices, int)
 
 
-def f1_score(expected: Sequence[Array], actual: Sequence[Array]) -> float:
-    """Return the F1 score of boxes, matched where they overlap by half."""
-    matches = sum(
-        int((overlaps(box, others) > 0.5).any())
-        for boxes, others in zip(expected, actual, strict=True)
-        for box in boxes
-        if len(others)
-    )
-    total = sum(map(len, expected)) + sum(map(len, actual))
-    return 2 * matches / max(total, 1)
+def f1_sums(expected: Array, actual: Array) -> tuple[float, float]:
+    """Return twice the number of matches and the number of boxes, whose `ratio` is F1; matches overlap by half."""
+    matches = sum(int((overlaps(box, actual) > 0.5).any()) for box in expected) if len(actual) else 0
+    return 2 * matches, len(expected) + len(actual)
 
 
 _COCO_NAMES = """
@@ -138,15 +177,15 @@ def other_photographs(count: int) -> list[Path]:
     return [path for path in photographs() if path.name not in objects()][:: len(photographs()) // (count + 20)][:count]
 
 
-def fraction_of_objects(
+def found_objects(
     run: Run, feeds: Callable[[Path], Feeds], scores: Callable[[Mapping[str, Array]], Array], least: float
-) -> float:
-    """Return the fraction of photographs whose class has a score above a limit; scores are (n, 80)."""
+) -> Array:
+    """Return 1 for each photograph whose class has a score above a limit, else 0; scores are (n, 80)."""
     expected = objects()
     hits = [
         scores(run(feeds(PHOTOGRAPHS / name)))[:, COCO.index(label)].max() > least for name, label in expected.items()
     ]
-    return float(np.mean(hits))
+    return with_count(hits)
 
 
 def yolox_feeds(path: Path) -> Feeds:
@@ -200,13 +239,13 @@ def yunet_boxes(outputs: Mapping[str, Array]) -> Array:
 
 def match_faces(
     name: str, feeds: Callable[[Path], Feeds], boxes: Callable[[Mapping[str, Array]], Array]
-) -> Callable[[Run], float]:
-    def measure(run: Run) -> float:
+) -> Callable[[Run], Array]:
+    def evaluate(run: Run) -> Array:
         reference = open_onnxruntime(FOLDER / f"{name}.onnx")
-        paths = faces(slice(1, None, 2))
-        return f1_score(*([boxes(each(feeds(path))) for path in paths] for each in (reference, run)))
+        samples = map(feeds, faces(slice(1, None, 2)))
+        return np.array([f1_sums(boxes(reference(sample)), boxes(run(sample))) for sample in samples], np.float64)
 
-    return measure
+    return evaluate
 
 
 def vittrack_feeds(number: int) -> Feeds:
@@ -216,7 +255,7 @@ def vittrack_feeds(number: int) -> Feeds:
     }
 
 
-def vittrack_overlap(run: Run) -> float:
+def vittrack_overlaps(run: Run) -> Array:
     boxes = json.loads((DATA / "tracking" / "boxes.json").read_text())
     window = np.outer(np.hanning(18)[1:-1], np.hanning(18)[1:-1])
     values = []
@@ -227,7 +266,7 @@ def vittrack_overlap(run: Run) -> float:
         centre = (np.array([x, y]) + offset) / 16
         box = np.concatenate([centre - size / 2, centre + size / 2])
         values.append(overlaps(box, np.array([boxes[f"{number:02}"]]))[0])
-    return float(np.mean(values))
+    return with_count(values)
 
 
 def orientations() -> list[Path]:
@@ -242,10 +281,10 @@ def orientation_feeds(path: Path) -> Feeds:
     return {"x": planes((pixels[top : top + 224, left : left + 224] / 255 - MEAN) / STD)}
 
 
-def orientation_accuracy(run: Run) -> float:
+def right_orientations(run: Run) -> Array:
     paths = orientations()[16:]
     angles = [90 * int(next(iter(run(orientation_feeds(path)).values())).argmax()) for path in paths]
-    return float(np.mean([int(path.stem.split("_")[-1]) == angle for path, angle in zip(paths, angles, strict=True)]))
+    return with_count([int(path.stem.split("_")[-1]) == angle for path, angle in zip(paths, angles, strict=True)])
 
 
 def sediment() -> tuple[Array, Array]:
@@ -253,10 +292,13 @@ def sediment() -> tuple[Array, Array]:
         return arrays["input"] / np.float32(255), arrays["target"] / np.float32(255)
 
 
-def sediment_correlation(run: Run) -> float:
-    inputs, targets = sediment()
-    results = [run({"input": image[None, None]})["output"][0, 0] for image in inputs[6:]]
-    return float(np.corrcoef(np.ravel(results), np.ravel(targets[6:]))[0, 1])
+def sediment_sums(run: Run) -> Array:
+    """Return the sums of each image for `correlation`."""
+    rows = []
+    for image, target in zip(*(arrays[6:] for arrays in sediment()), strict=True):
+        x, y = (np.ravel(each).astype(np.float64) for each in (run({"input": image[None, None]})["output"], target))
+        rows.append((x.size, x.sum(), y.sum(), x @ x, y @ y, x @ y))
+    return np.array(rows)
 
 
 def luminance(path: Path) -> Image.Image | None:
@@ -277,13 +319,13 @@ def super_resolution_pairs(paths: Sequence[Path]) -> Iterator[tuple[Feeds, Array
         yield {"input": padded[None, None]}, np.asarray(y, np.float32)[:side, :side][:672, :672]
 
 
-def super_resolution_psnr(run: Run) -> float:
+def super_resolution_psnr(run: Run) -> Array:
     values = []
-    for feeds, target in super_resolution_pairs(photographs()[::20]):
+    for feeds, target in super_resolution_pairs(photographs()[::10]):
         result = np.clip(run(feeds)["output"][0, 0] * 255, 0, 255)[: target.shape[0], : target.shape[1]]
         error = ((result - target)[6:-6, 6:-6] ** 2).mean()
         values.append(10 * np.log10(255**2 / error))
-    return float(np.mean(values))
+    return with_count(values)
 
 
 def xfeat_crops(path: Path) -> tuple[Feeds, Feeds]:
@@ -291,10 +333,10 @@ def xfeat_crops(path: Path) -> tuple[Feeds, Feeds]:
     return {"input": planes(image[:256, :256])}, {"input": planes(image[24:280, 32:288])}
 
 
-def xfeat_matches(run: Run) -> float:
-    """Return the fraction of mutual nearest neighbours within one cell of the true shift, (4, 3) cells."""
-    hits = []
-    for path in photographs()[::25]:
+def xfeat_matches(run: Run) -> Array:
+    """Return the number of mutual nearest neighbours within one cell of the true shift, (4, 3) cells, and of all."""
+    rows = []
+    for path in photographs()[::5]:
         points, descriptors = [], []
         for feeds in xfeat_crops(path):
             outputs = run(feeds)
@@ -306,8 +348,8 @@ def xfeat_matches(run: Run) -> float:
         forward, backward = similarity.argmax(1), similarity.argmax(0)
         mutual = np.flatnonzero(backward[forward] == np.arange(len(forward)))
         shifts = points[0][mutual] - points[1][forward[mutual]]
-        hits += (np.abs(shifts - [3, 4]).max(1) <= 1).tolist()
-    return float(np.mean(hits))
+        rows.append((np.count_nonzero(np.abs(shifts - [3, 4]).max(1) <= 1), len(shifts)))
+    return np.array(rows, np.float64)
 
 
 # Sequences
@@ -318,10 +360,10 @@ def read_recordings(part: slice) -> tuple[Array, Array]:
         return arrays["audio"][part] / np.float32(32768), arrays["label"][part]
 
 
-def recording_accuracy(run: Run) -> float:
+def right_recordings(run: Run) -> Array:
     audio, labels = read_recordings(slice(1, None, 2))
     logits = [next(iter(run({"input_1": samples[None]}).values())) for samples in audio]
-    return float(np.mean(np.concatenate(logits).argmax(1) == labels))
+    return with_count(np.concatenate(logits).argmax(1) == labels)
 
 
 def stories() -> list[Array]:
@@ -330,15 +372,15 @@ def stories() -> list[Array]:
         return [tokens[:length].astype(np.int32)[None] for tokens, length in pairs]
 
 
-def story_likelihood(run: Run) -> float:
-    """Return the mean logarithm of the probability of the next token, in nats."""
-    values = []
+def story_likelihoods(run: Run) -> Array:
+    """Return the sum of the logarithms of the probabilities of the next token in nats, and the number of tokens."""
+    rows = []
     for tokens in stories()[4:]:
         logits = run({"tokens": tokens[:, :-1]})["logits"][0].astype(np.float64)
         logits -= logits.max(1, keepdims=True)
         logarithms = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        values += logarithms[np.arange(len(logits)), tokens[0, 1:]].tolist()
-    return float(np.mean(values))
+        rows.append((logarithms[np.arange(len(logits)), tokens[0, 1:]].sum(), len(logits)))
+    return np.array(rows)
 
 
 def speech(name: str) -> Array:
@@ -386,15 +428,15 @@ class Recurrent:
         feeds = [feeds for feeds, _ in follow(run, self.frames(), self.states, self.shapes)]
         return feeds[: len(feeds) // 2]
 
-    def sqnr(self, run: Run) -> float:
-        """Return the signal-to-noise ratio of the outputs of the second half in dB, with the states of each network."""
+    def squares(self, run: Run) -> Array:
+        """Return the squares of signal and noise of each frame of the second half, with the states of each network."""
         reference = open_onnxruntime(FOLDER / f"{self.name}.onnx")
         sequences = []
         for each in (reference, run):
             outputs = [out[self.output] for _, out in follow(each, self.frames(), self.states, self.shapes)]
-            sequences.append(np.concatenate([values.reshape(-1) for values in outputs[len(outputs) // 2 :]]))
-        expected, actual = sequences
-        return float(10 * np.log10((expected**2).mean() / max(((expected - actual) ** 2).mean(), 1e-20)))
+            sequences.append(np.stack([values.reshape(-1) for values in outputs[len(outputs) // 2 :]]))
+        expected, actual = (frames.astype(np.float64) for frames in sequences)
+        return np.stack([(expected**2).sum(1), ((expected - actual) ** 2).sum(1)], 1)
 
 
 def dtln_frames() -> Iterator[Feeds]:
@@ -464,68 +506,80 @@ NETWORKS = {
         OnnxNetwork(
             "yolox_nano",
             _paths(yolox_feeds, lambda: other_photographs(32)),
-            lambda run: fraction_of_objects(
+            lambda run: found_objects(
                 run, yolox_feeds, lambda out: out["output"][0, :, 4:5] * out["output"][0, :, 5:], 0.3
             ),
             "photographs with the object",
+            ratio,
         ),
         OnnxNetwork(
             "fastestdet",
             _paths(fastestdet_feeds, lambda: other_photographs(32)),
-            lambda run: fraction_of_objects(run, fastestdet_feeds, fastestdet_scores, 0.6),
+            lambda run: found_objects(run, fastestdet_feeds, fastestdet_scores, 0.6),
             "photographs with the object",
+            ratio,
         ),
         OnnxNetwork(
             "ultraface_rfb320",
             _paths(ultraface_feeds, lambda: faces(slice(0, None, 2))),
             match_faces("ultraface_rfb320", ultraface_feeds, ultraface_boxes),
             "F1 of the boxes of the float model",
+            ratio,
         ),
         OnnxNetwork(
             "yunet_n_320",
             _paths(yunet_feeds, lambda: faces(slice(0, None, 2))),
             match_faces("yunet_n_320", yunet_feeds, yunet_boxes),
             "F1 of the boxes of the float model",
+            ratio,
         ),
-        OnnxNetwork("vittrack", lambda run: [vittrack_feeds(n) for n in range(10)], vittrack_overlap, "mean IoU"),
+        OnnxNetwork(
+            "vittrack", lambda run: [vittrack_feeds(n) for n in range(10)], vittrack_overlaps, "mean IoU", ratio
+        ),
         OnnxNetwork(
             "kwt1",
             lambda run: [{"input_1": samples[None]} for samples in read_recordings(slice(0, None, 2))[0]],
-            recording_accuracy,
+            right_recordings,
             "accuracy",
+            ratio,
         ),
         OnnxNetwork(
             "stories260k",
             lambda run: [{"tokens": tokens[:, :-1]} for tokens in stories()[:4]],
-            story_likelihood,
+            story_likelihoods,
             "mean log probability of the next token",
+            ratio,
         ),
         OnnxNetwork(
             "pplcnet_orientation",
             _paths(orientation_feeds, lambda: orientations()[:16]),
-            orientation_accuracy,
+            right_orientations,
             "accuracy",
+            ratio,
         ),
         OnnxNetwork(
             "sediment_unet",
             lambda run: [{"input": image[None, None]} for image in sediment()[0][:6]],
-            sediment_correlation,
+            sediment_sums,
             "correlation with the target",
+            correlation,
         ),
         OnnxNetwork(
             "super_resolution_10",
             lambda run: [feeds for feeds, _ in super_resolution_pairs(photographs()[5::40])],
             super_resolution_psnr,
             "PSNR in dB",
+            ratio,
         ),
         OnnxNetwork(
             "xfeat",
             lambda run: [feeds for path in photographs()[7::60] for feeds in xfeat_crops(path)],
             xfeat_matches,
             "correct matches",
+            ratio,
         ),
         *(
-            OnnxNetwork(name, recurrent.calibration, recurrent.sqnr, "SQNR in dB")
+            OnnxNetwork(name, recurrent.calibration, recurrent.squares, "SQNR in dB", decibels)
             for name, recurrent in RECURRENT.items()
         ),
     )

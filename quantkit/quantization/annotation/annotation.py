@@ -3,6 +3,9 @@
 `quantkit.quantization.plan` defines fused patterns and pass-through nodes.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from quantkit.arguments import public
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Graph
@@ -15,12 +18,15 @@ from quantkit.quantization.targets import find_target
 
 
 @public
-def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
+def annotate(
+    graph: Graph, scheme: Scheme | None = None, *, float_nodes: Mapping[str, str] = MappingProxyType({})
+) -> Plan:
     """Decide which tensors of a graph are quantized.
 
     Args:
         graph: float graph of either dialect with inputs and outputs; batch norms folded.
         scheme: None for the default scheme of the target ``onnx``.
+        float_nodes: reasons of nodes that stay float, by name, in addition to ``keep_float`` of the scheme.
 
     Raises:
         GraphError: the target does not quantize graphs of this dialect, or the graph has no outputs.
@@ -35,7 +41,7 @@ def annotate(graph: Graph, scheme: Scheme | None = None) -> Plan:
     if not graph.outputs:
         raise GraphError("the graph has no outputs", hint="name them: --outputs softmax")
     facts = FloatGraph(graph, scheme or Scheme())
-    nodes = NodeAnnotation(facts)
+    nodes = NodeAnnotation(facts, float_nodes)
     return _weights_only_plan(nodes) if facts.scheme.weights_only else _plan(nodes)
 
 

@@ -23,15 +23,16 @@ class NodeAnnotation:
         facts: the float graph.
         reasons: reason of each float node that has a better one than its op type.
         weights: number format of the quantized weights constants, by name.
+        float_nodes: reason of each node that stays float by a decision of the caller or of the scheme.
     """
 
-    def __init__(self, facts: FloatGraph) -> None:
+    def __init__(self, facts: FloatGraph, float_nodes: Mapping[str, str]) -> None:
         self.facts = facts
         self.graph, self.scheme, self.roles, self.nodes = facts.graph, facts.scheme, facts.roles, facts.nodes
         self.loop_nodes = find_loop_nodes(facts.graph)
         self.reasons = dict.fromkeys(self.loop_nodes, "while loops of TensorFlow 1 stay float")
         self.weights: dict[str, Spec] = {}
-        self.float_nodes = find_float_nodes(facts)
+        self.float_nodes = {**float_nodes, **dict.fromkeys(find_float_nodes(facts), "the scheme keeps it in float")}
 
     def store_weights(self) -> None:
         """Decide which weights are stored in int8, for `Scheme.weights_only`."""
@@ -117,7 +118,7 @@ class NodeAnnotation:
             self.reasons[node.name] = "a required input is missing"
             return False
         if node.name in self.float_nodes:
-            self.reasons[node.name] = "the scheme keeps it in float"
+            self.reasons[node.name] = self.float_nodes[node.name]
             return False
         return True
 

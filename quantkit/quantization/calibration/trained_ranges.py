@@ -7,7 +7,7 @@ training. The FakeQuant nodes of activations are removed, and their limits becom
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from types import MappingProxyType
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
@@ -70,21 +70,26 @@ def _limits(graph: Graph, node: Node) -> Range | None:
     return Range(-zero * scale, (steps - zero) * scale)
 
 
-def plan_trained(graph: Graph, scheme: Scheme, trained: Mapping[Edge, Range]) -> Plan:
+def plan_trained(
+    graph: Graph,
+    scheme: Scheme,
+    trained: Mapping[Edge, Range],
+    float_nodes: Mapping[str, str] = MappingProxyType({}),
+) -> Plan:
     """Return a plan whose quantized edges all have trained ranges; the other layers stay float.
 
     Args:
         graph: float graph of `extract_ranges`, prepared for the target.
         scheme: requested quantization.
         trained: ranges by edge of the graph.
+        float_nodes: see `annotate`.
     """
-    plan = annotate(graph, scheme)
+    plan = annotate(graph, scheme, float_nodes=float_nodes)
     untrained: set[str] = set()
     while missing := _nodes_without_range(graph, plan, trained) - untrained:
         untrained |= missing
-        plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(untrained))))
-    reasons = {name: NO_RANGE if name in untrained else reason for name, reason in plan.float_fallbacks.items()}
-    return replace(plan, float_fallbacks=reasons)
+        plan = annotate(graph, scheme, float_nodes={**dict.fromkeys(untrained, NO_RANGE), **float_nodes})
+    return plan
 
 
 def derive_ranges(graph: Graph, plan: Plan, trained: Mapping[Edge, Range]) -> dict[Edge, Range]:

@@ -48,8 +48,6 @@ class Target(ABC):
             such products saturate in int16, so that weights need a reduced range.
         has_host_check: True if `check` compares the kernels of this host with float.
         fallback_precisions: precisions that float fallbacks can be stored in.
-        float_ops: op types that a runtime computes faster in float than in int8, by name of the runtime, where the
-            default form serves all `runtimes`.
         runs_bfloat16: True if a runtime computes float ops in bfloat16 where the processor can.
         thread_advice: thread settings to use; ``{cores}`` stands for the number of cores,
             ``{runtimes}`` for the titles of `runtimes`.
@@ -75,7 +73,6 @@ class Target(ABC):
     multiplies_u8_by_s8: bool = False
     has_host_check: bool = False
     fallback_precisions: tuple[str, ...] = (FLOAT,)
-    float_ops: Mapping[str, frozenset[str]] = MappingProxyType({})
     runs_bfloat16: bool = False
     thread_advice: str = "keep the default thread settings of {runtimes}"
     weights_only_arithmetic: str = "all arithmetic is in float"

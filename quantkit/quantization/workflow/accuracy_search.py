@@ -92,7 +92,7 @@ def _announce_metric(reference: FloatReference, options: Options) -> None:
 def _state_file(conversion: Conversion, reference: FloatReference, output: Path) -> Path:
     """Return the state file of this graph, these ranges and these samples."""
     provenance = conversion.ranges.provenance
-    key = " ".join((provenance.graph, provenance.data, provenance.scheme, reference.digest))
+    key = " ".join((provenance.graph, provenance.data, conversion.plan.digest, reference.digest))
     return output.with_name(f"{output.name}.{blake2b(key.encode(), digest_size=8).hexdigest()}.fallback")
 
 

@@ -70,16 +70,11 @@ class Conversion:
         """Return the conversion with more float fallbacks.
 
         Args:
-            reasons: reason of each layer, in addition to the layers of the scheme.
+            reasons: reason of each layer, in addition to the float fallbacks of the plan.
         """
-        scheme = self.plan.scheme
         graph = self._restore(reasons)
-        plan = annotate(graph, scheme.with_(keep_float=(*scheme.keep_float, *sorted(reasons))))
-        stated = {name: self.plan.float_fallbacks.get(name) for name in scheme.keep_float}
-        fallbacks = {
-            name: reasons.get(name) or stated.get(name) or reason for name, reason in plan.float_fallbacks.items()
-        }
-        return replace(self, graph=graph, plan=replace(plan, float_fallbacks=fallbacks))
+        plan = annotate(graph, self.plan.scheme, float_nodes={**self.plan.float_fallbacks, **reasons})
+        return replace(self, graph=graph, plan=plan)
 
     def _restore(self, layers: Mapping[str, str]) -> Graph:
         """Return the graph with the weights and biases that layers have before a fine-tuning."""

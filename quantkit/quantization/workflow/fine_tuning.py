@@ -308,7 +308,7 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
     assert options.finetune is not None, "fine_tune is called with --finetune"
     path = None if options.output is None else options.output.with_name(f"{options.output.name}.finetune")
     conversion = problem.conversion
-    facts = (graph_digest(conversion.graph), conversion.plan.scheme.digest, problem.store.digest, str(options.finetune))
+    facts = (graph_digest(conversion.graph), conversion.plan.digest, problem.store.digest, str(options.finetune))
     training = Training(
         problem.simulator,
         problem.store,

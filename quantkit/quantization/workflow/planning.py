@@ -63,15 +63,15 @@ def choose_plan(
     """
     plan = _load_plan(options)
     if plan is None:
-        target = find_target(scheme.target)
-        float_ops = target.float_ops.get(options.runtime, ()) if graph.dialect == target.dialect else ()
-        slow_nodes = {} if scheme.weights_only else target.slow_nodes(graph, options.runtime)
-        scheme = scheme.with_(keep_float=(*scheme.keep_float, *sorted(float_ops), *slow_nodes))
+        slow_nodes = {} if scheme.weights_only else find_target(scheme.target).slow_nodes(graph, options.runtime)
         if trained:
             scheme = scheme.with_(bias_correction=False)  # training has corrected the biases
         only_trained = trained and options.calibration is None and not scheme.weights_only
-        plan = plan_trained(graph, scheme, trained) if only_trained else annotate(graph, scheme)
-        plan = replace(plan, float_fallbacks={**plan.float_fallbacks, **slow_nodes})
+        plan = (
+            plan_trained(graph, scheme, trained, slow_nodes)
+            if only_trained
+            else annotate(graph, scheme, float_nodes=slow_nodes)
+        )
     else:
         plan.require_nodes(graph)
         _require_convertible(graph, plan)

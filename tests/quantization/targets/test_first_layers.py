@@ -1,11 +1,14 @@
 """First layers with few channels, which ONNX Runtime computes faster in float."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import quantkit as qk
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
+from quantkit.quantization import Plan, Scheme
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.targets.onnx.first_layers import REASON, find_first_layers
 
@@ -56,3 +59,14 @@ def test_only_the_form_for_onnx_runtime_keeps_them_float() -> None:
     assert result.plan.float_fallbacks["conv"] == result.plan.float_fallbacks["depthwise"] == REASON
     assert [pattern.layer for pattern in result.plan.patterns] == ["wide"]
     assert len(qk.quantize(network(64), samples, runs=0).plan.patterns) == 3
+
+
+def test_the_scheme_of_the_caller_and_its_reasons_stay(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    scheme, path = Scheme(keep_float=("conv",)), tmp_path / "plan.json"
+    samples = list(RANDOM.normal(0, 1, (2, 1, 3, 64, 64)).astype(np.float32))
+    result = qk.quantize(network(64), samples, scheme=scheme, runs=0, runtime="onnxruntime", save_plan=path)
+    assert result.plan.scheme == scheme
+    assert result.plan.float_fallbacks["conv"] == "the scheme keeps it in float"
+    assert result.plan.float_fallbacks["depthwise"] == REASON
+    assert Plan.load(path) == result.plan

@@ -1,7 +1,6 @@
 """Target "onnx": ONNX models with QuantizeLinear and DequantizeLinear pairs."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.ir.graph import Edge, Graph
@@ -16,6 +15,8 @@ from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 
+FLOAT_SIGMOID = "OpenVINO fuses a float SiLU with the convolution before it"
+
 
 class OnnxTarget(Target):
     """ONNX models with QuantizeLinear and DequantizeLinear pairs."""
@@ -28,16 +29,17 @@ class OnnxTarget(Target):
     graph_dialects = ("tensorflow", "onnx")
     keeps_endpoints = True
     multiplies_u8_by_s8 = True
-    # OpenVINO fuses a float SiLU with the convolution before it.
-    float_ops = MappingProxyType({"openvino": frozenset({"Sigmoid"})})
     runs_bfloat16 = True
 
     def prepare(self, graph: Graph) -> Graph:
         return lower_layers(raise_opset(graph)) if graph.dialect == self.dialect else graph
 
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
-        is_slow = runtime == "onnxruntime" and graph.dialect == self.dialect
-        return find_first_layers(graph) if is_slow else {}
+        if graph.dialect != self.dialect:
+            return {}
+        if runtime == "openvino":
+            return {node.name: FLOAT_SIGMOID for node in graph.nodes.values() if node.op == "Sigmoid"}
+        return find_first_layers(graph) if runtime == "onnxruntime" else {}
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert
