@@ -1,10 +1,11 @@
-"""Migration of channel scales from activations to weights in ONNX graphs, exact in float (SmoothQuant).
+"""Migration of channel scales from activations to weights in ONNX graphs, exact in float (SmoothQuant, equalization).
 
     (x / s) (s W) = x W           s = sqrt(max |x| / max |W|) of each input channel
 
 All channels of a tensor have one quantization scale, so that a few large channels leave few quantized values for the
-others. Their size moves into the weights of the matrix products that consume the tensor. The division is folded into
-the constants that produce the tensor: the scale of a normalization, or the weights of the matrix product before it.
+others. Their size moves into the weights of the matrix products and convolutions that consume the tensor. The division
+is folded into the constants that produce the tensor: the scale of a normalization, or the weights of the layer before
+it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,13 +23,15 @@ from quantkit.ops.roles.onnx import BIAS_INDEX
 from quantkit.quantization.calibration import open_calibration_session
 from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.observers import create_observer
+from quantkit.quantization.observers.error_search import histogram_sqnr
+from quantkit.quantization.observers.histogram import HistogramObserver
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 
 Floats = npt.NDArray[np.float64]
 PRODUCTS = ("MatMul", "Gemm")
 # Ops with f(x / s) = f(x) / s for s > 0.
-HOMOGENEOUS_OPS = ("Relu", "LeakyRelu", "Identity")
+HOMOGENEOUS_OPS = ("Relu", "LeakyRelu", "PRelu", "Identity")
 # Ratio of the largest channel to the median one from which a migration is worth a trial.
 MIN_RATIO = 2.0
 # Largest factor between the scales of a channel and of the median channel.
@@ -56,7 +59,7 @@ def with_migrated_scales(
     runs: Iterable[Mapping[str, Array]],
     runtime: str,
 ) -> Ranges:
-    """Return the ranges with the scales, and with new ranges of the divided edges.
+    """Return the ranges with the scales, and with new observations of the divided edges.
 
     Args:
         graph: float ONNX graph.
@@ -77,11 +80,22 @@ def with_migrated_scales(
             for edge, observer in observers.items():
                 observer.observe(outputs[tensor_name(graph, edge)])
     means = {edge: np.asarray(ranges.means[edge]) / values for edge, values in scales.items() if edge in ranges.means}
+    limits = {edge: observer.range() for edge, observer in observers.items()}
+    sqnr = {
+        edge: histogram_sqnr(observer, plan.activations[edge], limits[edge])
+        for edge, observer in observers.items()
+        if isinstance(observer, HistogramObserver)
+    }
     return replace(
         ranges,
-        ranges={**ranges, **{edge: observer.range() for edge, observer in observers.items()}},
+        ranges={**ranges, **limits},
         means={**ranges.means, **{edge: tuple(values.tolist()) for edge, values in means.items()}},
         scales=scales,
+        channel_maxima={
+            **ranges.channel_maxima,
+            **{edge: ranges.channel_maxima[edge] / np.asarray(values) for edge, values in scales.items()},
+        },
+        sqnr={**ranges.sqnr, **sqnr},
     )
 
 
@@ -96,13 +110,12 @@ def migrate_scales(graph: Graph, scales: Mapping[Edge, tuple[float, ...]]) -> Gr
         InputError: the scales do not fit the graph.
     """
     for edge, values in scales.items():
-        scale = np.asarray(values)
-        divided, multiplied = _divide(graph, edge, scale), _multiply_weights(graph, edge, scale)
-        if divided is None or multiplied is None:
+        changes = _move(graph, edge, np.asarray(values))
+        if changes is None:
             raise InputError(
                 f"the scales of edge {str(edge)!r} cannot move into weights", hint="calibrate again, for this graph"
             )
-        graph = _with_values(graph, {**divided, **multiplied})
+        graph = _with_values(graph, changes)
     return graph
 
 
@@ -111,10 +124,9 @@ def _find_scale(graph: Graph, edge: Edge, ranges: Ranges) -> Floats | None:
     maxima = np.asarray(ranges.channel_maxima.get(edge, ()), np.float64)
     if not maxima.size or not np.isfinite(maxima).all() or maxima.max() < MIN_RATIO * np.median(maxima):
         return None
-    same_scale = np.ones(maxima.size)
-    if _multiply_weights(graph, edge, same_scale) is None or _divide(graph, edge, same_scale) is None:
+    if _move(graph, edge, np.ones(maxima.size)) is None:
         return None
-    sizes = np.max([_row_maxima(graph, node) for node in graph.consumers(edge)], axis=0).astype(np.float64)
+    sizes = np.max([_input_maxima(graph, node, maxima.size) for node in graph.consumers(edge)], axis=0)
     scale = np.ones(maxima.size)
     used = (maxima > 0) & (sizes > 0)
     scale[used] = np.sqrt(maxima[used] / sizes[used])
@@ -122,69 +134,112 @@ def _find_scale(graph: Graph, edge: Edge, ranges: Ranges) -> Floats | None:
     return scale
 
 
-def _row_maxima(graph: Graph, product: Node) -> Array:
-    """Return the largest absolute weight of each input channel of a product, (c,)."""
-    weights = graph[product.inputs[WEIGHTS_INDEX].node].value.array
-    maxima: Array = np.abs(weights).max(0 if product.attrs.get("transB") else 1)
+def _move(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
+    """Return the new constants before and after an edge that divide it by the scales; None if there are none."""
+    multiplied = _multiply_weights(graph, edge, scale)
+    are_convolutions = {node.op == "Conv" for node in graph.consumers(edge)}
+    if multiplied is None or len(are_convolutions) != 1:
+        return None
+    divided = _divide(graph, edge, scale, channels_first=are_convolutions.pop())
+    return None if divided is None else {**divided, **multiplied}
+
+
+def _input_maxima(graph: Graph, layer: Node, channels: int) -> Floats:
+    """Return the largest absolute weight of each input channel of a layer, (c,)."""
+    weights = graph[layer.inputs[WEIGHTS_INDEX].node].value
+    axis = _input_axis(layer, weights)
+    assert axis is not None, "the layer has an axis of input channels"
+    maxima: Floats = np.abs(np.moveaxis(weights.array, axis, 0).reshape(channels, -1)).max(1).astype(np.float64)
     return maxima
 
 
 def _multiply_weights(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
-    """Return the new weights of all consumers of an edge; None if one is not a product with weights of its own."""
+    """Return the new weights of all consumers of an edge; None if one is not a layer with weights of its own."""
     changes: dict[str, Array] = {}
     for use in graph.uses.get(edge, ()):
         weights = _own_constant(graph, use.node, WEIGHTS_INDEX)
-        is_product = use.node.op in PRODUCTS and use.slot == 0 and not use.node.attrs.get("transA")
-        if not is_product or weights is None or len(weights.shape) != 2:
+        axis = None if weights is None or use.slot else _input_axis(use.node, weights)
+        if weights is None or axis is None:
             return None
-        rows_axis = 1 if use.node.attrs.get("transB") else 0
-        if weights.shape[rows_axis] != scale.size:
+        # A depthwise convolution has the same number of outputs for each channel, one after the other.
+        is_depthwise = use.node.op == "Conv" and axis == 0
+        factors = np.repeat(scale, weights.shape[0] // scale.size) if is_depthwise else scale
+        if weights.shape[axis] != factors.size:
             return None
-        factors = scale[None, :] if rows_axis else scale[:, None]
-        changes[use.node.inputs[WEIGHTS_INDEX].node] = weights.array * factors
+        changes[use.node.inputs[WEIGHTS_INDEX].node] = weights.array * _along(axis, factors, weights)
     return changes if changes and edge not in graph.outputs else None
 
 
-def _divide(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
-    """Return the new constants that divide an edge by the scales; None if the constants before it cannot."""
+def _input_axis(layer: Node, weights: Tensor) -> int | None:
+    """Return the axis of the weights with the input channels of a layer; None if there is none."""
+    if layer.op == "Conv":
+        group = layer.attrs.get("group", 1)
+        if group == 1:
+            return 1
+        return 0 if weights.shape[1] == 1 else None
+    if layer.op not in PRODUCTS or layer.attrs.get("transA") or len(weights.shape) != 2:
+        return None
+    return 1 if layer.attrs.get("transB") else 0
+
+
+def _along(axis: int, factors: Floats, weights: Tensor) -> Floats:
+    """Return factors in a shape that multiplies an axis of the weights."""
+    return factors.reshape([-1 if number == axis else 1 for number in range(len(weights.shape))])
+
+
+def _divide(graph: Graph, edge: Edge, scale: Floats, *, channels_first: bool) -> dict[str, Array] | None:
+    """Return the new constants that divide an edge by the scales; None if the constants before it cannot.
+
+    Args:
+        graph: graph of the edge.
+        edge: edge to divide.
+        scale: scale of each channel, (c,).
+        channels_first: True for the channels of convolutions, axis 1; False for the last axis.
+    """
     node = graph[edge.node]
     if edge.port or edge in graph.outputs or not find_roles(graph).is_valid(node):
         return None
+    if node.op in HOMOGENEOUS_OPS:
+        return _divide_operand(graph, node, 0, scale, channels_first=channels_first)
+    if channels_first:
+        return _divide_layer(graph, node, scale) if node.op == "Conv" else None
     if node.op == "LayerNormalization":
         return _divide_constants(graph, node, range(1, len(node.inputs)), scale)
     if node.op in PRODUCTS:
-        return _divide_product(graph, node, scale)
-    if node.op in HOMOGENEOUS_OPS:
-        return _divide_operand(graph, node, 0, scale)
+        return _divide_layer(graph, node, scale)
     if node.op not in ("Add", "Mul") or len(node.inputs) != 2:
         return None
     constants = [slot for slot in (0, 1) if graph.constant_of(node.inputs[slot]) is not None]
     if not constants:
-        attempts = (_divide_operand(graph, node, slot, scale) for slot in (0, 1)) if node.op == "Mul" else ()
+        if node.op != "Mul":
+            return None
+        attempts = (_divide_operand(graph, node, slot, scale, channels_first=False) for slot in (0, 1))
         return next((changes for changes in attempts if changes is not None), None)
     changes = _divide_constants(graph, node, constants[:1], scale)
     if node.op == "Mul" or changes is None:
         return changes
-    rest = _divide_operand(graph, node, 1 - constants[0], scale)
+    rest = _divide_operand(graph, node, 1 - constants[0], scale, channels_first=False)
     return None if rest is None else {**changes, **rest}
 
 
-def _divide_operand(graph: Graph, node: Node, slot: int, scale: Floats) -> dict[str, Array] | None:
+def _divide_operand(
+    graph: Graph, node: Node, slot: int, scale: Floats, *, channels_first: bool
+) -> dict[str, Array] | None:
     edge = node.inputs[slot]
-    return _divide(graph, edge, scale) if len(graph.uses[edge]) == 1 else None
+    return _divide(graph, edge, scale, channels_first=channels_first) if len(graph.uses[edge]) == 1 else None
 
 
-def _divide_product(graph: Graph, node: Node, scale: Floats) -> dict[str, Array] | None:
+def _divide_layer(graph: Graph, node: Node, scale: Floats) -> dict[str, Array] | None:
     weights = _own_constant(graph, node, WEIGHTS_INDEX)
-    axis = 0 if node.attrs.get("transB") else 1
+    axis = 0 if node.op == "Conv" or node.attrs.get("transB") else 1
     if (
         weights is None
-        or len(weights.shape) != 2
+        or (node.op != "Conv" and len(weights.shape) != 2)
         or weights.shape[axis] != scale.size
         or node.attrs.get("beta", 1) != 1
     ):
         return None
-    divided = weights.array / (scale[:, None] if axis == 0 else scale[None, :])
+    divided = weights.array / _along(axis, scale, weights)
     changes: dict[str, Array] | None = {}
     if len(node.inputs) > BIAS_INDEX and node.inputs[BIAS_INDEX].node:
         changes = _divide_constants(graph, node, [BIAS_INDEX], scale)

@@ -292,8 +292,8 @@ def describe(name: str, row: Mapping[str, Any]) -> str:
 def _describe_cell(cell: Mapping[str, Any]) -> str:
     if "error" in cell:
         return str(cell["error"])
-    low, high = cell["interval"]
-    return f"{cell['metric']} ({low:+} .. {high:+}) {cell['sqnr']} dB {cell.get('speed_up', '-')} x"
+    interval = " .. ".join(f"{limit:+}" for limit in cell["interval"])
+    return f"{cell['metric']} ({interval}) {cell['sqnr']} dB {cell.get('speed_up', '-')} x"
 
 
 def main() -> None:

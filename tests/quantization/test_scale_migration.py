@@ -39,10 +39,27 @@ network (float[1, 6, 16] x) => (float[1, 6, 4] y) {
 }
 """
 
+# A convolution with a large channel, a depthwise convolution that reduces it, and one with other sizes.
+CONVOLUTIONS = """
+<ir_version: 8, opset_import: ["" : 17]>
+network (float[1, 6, 16] x) => (float[1, 4, 16] y) {
+  a = Conv(x, large, bias)
+  r = Relu(a)
+  b = Conv<group = 16>(r, depthwise)
+  p = PRelu(b, slope)
+  y = Conv(p, last)
+}
+"""
+
 
 def network(text: str = TEXT, norm: str = LAYER_NORM) -> Graph:
     random = np.random.default_rng(1)
     values = {
+        "large": random.normal(0, 0.3, (CHANNELS, 6, 1)) * SIZES[:, None, None],
+        "bias": random.normal(0, 0.3, CHANNELS) * SIZES,
+        "depthwise": random.normal(1, 0.1, (CHANNELS, 1, 1)) / np.sqrt(SIZES)[:, None, None],
+        "slope": random.uniform(0.1, 0.3, (CHANNELS, 1)),
+        "last": random.normal(0, 0.3, (4, CHANNELS, 1)) / np.sqrt(SIZES)[:, None],
         "gamma": SIZES,
         "beta": 0.1 * SIZES,
         "v": random.normal(0, 0.3, (CHANNELS, CHANNELS)) / SIZES[:, None],
@@ -65,12 +82,14 @@ def outputs(graph: Graph) -> Array:
         return np.concatenate([session.run({"x": sample})["y"] for sample in SAMPLES])
 
 
-@pytest.mark.parametrize("norm", [LAYER_NORM, SPELT_OUT])
-def test_migrated_scales_keep_the_outputs_and_equalize_the_channels(norm: str) -> None:
-    graph = network(norm=norm)
+@pytest.mark.parametrize(
+    ("text", "norm", "edges"), [(TEXT, LAYER_NORM, "ng"), (TEXT, SPELT_OUT, "ng"), (CONVOLUTIONS, "", "rp")]
+)
+def test_migrated_scales_keep_the_outputs_and_equalize_the_channels(text: str, norm: str, edges: str) -> None:
+    graph = network(text, norm)
     plan, ranges = calibrate_network(graph)
     scales = find_scales(graph, plan, ranges)
-    assert scales.keys() == {Edge("n"), Edge("g")}
+    assert scales.keys() == set(map(Edge, edges))
     migrated = migrate_scales(graph, scales)
     np.testing.assert_allclose(outputs(migrated), outputs(graph), rtol=1e-5, atol=1e-5)
     _, after = calibrate_network(migrated)
@@ -90,10 +109,12 @@ def test_migrated_scales_keep_the_outputs_and_equalize_the_channels(norm: str) -
         ("g = Mul(s, r)", "g = Add(s, r)", {Edge("n")}),  # not homogeneous
         ("g = Mul(s, r)", "t = Tanh(r) g = Mul(s, t)", {Edge("n")}),
         ("s = Sigmoid(a)", "s = Sigmoid(r)", {Edge("n")}),  # r has two consumers
+        ("r = Relu(a)", "r = Elu(a)", {Edge("p")}),
+        ("y = Conv(p, last)", "q = HardSwish(p) y = Conv(q, last)", {Edge("r")}),  # not homogeneous
     ],
 )
 def test_scales_stay_where_no_constant_can_absorb_them(old: str, new: str, edges: set[Edge]) -> None:
-    graph = network(TEXT.replace(old, new))
+    graph = network((TEXT if old in TEXT else CONVOLUTIONS).replace(old, new))
     assert find_scales(graph, *calibrate_network(graph)).keys() == edges
 
 

@@ -24,11 +24,11 @@ from quantkit.quantization.workflow.trials import Trials
 
 # Alternatives that are measured on calibration samples, in this order.
 CHOICES = (
-    exclude_lossy_layers,
     choose_observer,
+    choose_scales,
+    exclude_lossy_layers,
     exclude_last_layers,
     exclude_products,
-    choose_scales,
     choose_bias_correction,
     exclude_noisy_layers,
     exclude_drifting_layers,
