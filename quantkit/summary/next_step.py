@@ -9,7 +9,9 @@ from quantkit.ir.tensor import DType
 from quantkit.model import Model
 from quantkit.model.model import tensor_info
 from quantkit.ops.semantics import is_quantized
+from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.estimate import QuantizationEstimate
+from quantkit.quantization.workflow.options import DEFAULT_TARGET
 from quantkit.recipes import Recipe, parse, run
 from quantkit.recipes.named import find_recipe
 from quantkit.recipes.workflow import fit_recipe
@@ -45,9 +47,11 @@ def recommend_command(model: Model, estimate: QuantizationEstimate) -> str:
             return f"{_command(model, 'transform', '-o', *arguments)}: {removable} can be removed"
     if estimate.num_int8:
         data = "DATA" if model.preprocessing is None else "IMAGES"
-        command = _command(model, "quantize", "-o", "OUT.onnx", "--calibration", data)
+        target = find_target(estimate.target)
+        flags = () if target.name == DEFAULT_TARGET else ("--target", target.name)
+        command = _command(model, "quantize", "-o", f"OUT{target.suffixes[0]}", *flags, "--calibration", data)
         return f"{command}: int8 is smaller; the report states whether it is faster"
-    reason = "there is no plan for int8" if estimate.problem else "no layer can be int8"
+    reason = "no target has an int8 form of the graph" if estimate.problem else "no layer can be int8"
     return f"{_benchmark(model)}: no node can be folded or removed, and {reason}"
 
 

@@ -12,6 +12,7 @@ from quantkit.quantization.annotation import annotate
 from quantkit.quantization.calibration.trained_ranges import plan_trained
 from quantkit.quantization.report.census import census
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import targets
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 from quantkit.quantization.workflow.planning import convert_uncalibrated, uncalibrated_ranges
 from quantkit.quantization.workflow.preparation import prepare_float_graph
@@ -30,6 +31,7 @@ class QuantizationEstimate:
         int8_fraction: fraction of the MACs that would be int8; None if a shape is unknown.
         reasons: pairs of (op type, reason) with their number of nodes, most frequent first.
         problem: cause of a missing plan, or empty.
+        target: target of the estimate.
     """
 
     num_layers: int = 0
@@ -37,6 +39,7 @@ class QuantizationEstimate:
     int8_fraction: float | None = None
     reasons: tuple[tuple[tuple[str, str], int], ...] = ()
     problem: str = ""
+    target: str = DEFAULT_TARGET
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -46,6 +49,7 @@ class QuantizationEstimate:
             "int8_fraction": self.int8_fraction,
             "float_fallbacks": [{"op": op, "reason": reason, "nodes": count} for (op, reason), count in self.reasons],
             "problem": self.problem,
+            "target": self.target,
         }
 
     def __str__(self) -> str:
@@ -56,20 +60,31 @@ class QuantizationEstimate:
         macs = "" if self.int8_fraction is None else f", {self.int8_fraction:.1%} of the MACs"
         text = f"{self.num_int8} of {self.num_layers} layers{macs}"
         fallbacks = [f"{count} {op} ({reason})" for (op, reason), count in self.reasons[:MAX_SHOWN]]
-        return text + (f"; float: {', '.join(fallbacks)}" if fallbacks else "")
+        target = "" if self.target == DEFAULT_TARGET else f" for the target {self.target}"
+        return text + target + (f"; float: {', '.join(fallbacks)}" if fallbacks else "")
 
 
 def estimate_quantization(model: Model) -> QuantizationEstimate:
-    """Estimate the int8 part of a model that `quantize` makes with its defaults."""
+    """Estimate the int8 part of a model that `quantize` makes with its defaults.
+
+    If the default target has no form of the graph, the estimate is for a target in the dialect of the graph.
+    """
     if is_quantized(model.graph):
         return QuantizationEstimate(problem="the model is already quantized")
-    scheme = Scheme.for_target(DEFAULT_TARGET)
+    estimate = _estimate(model, DEFAULT_TARGET)
+    others = (target for target in targets().values() if target.dialect == model.graph.dialect)
+    alternatives = (_estimate(model, target.name) for target in others) if estimate.problem else ()
+    return next((each for each in alternatives if not each.problem), estimate)
+
+
+def _estimate(model: Model, target: str) -> QuantizationEstimate:
+    scheme = Scheme.for_target(target)
     try:
-        _, graph, trained = prepare_float_graph(model, Options(), scheme, None)
+        _, graph, trained = prepare_float_graph(model, Options(target=target), scheme, None)
         plan = plan_trained(graph, scheme, trained) if trained else annotate(graph, scheme)
         counts = census(graph, plan, uncalibrated_ranges(plan), convert_uncalibrated(graph, plan))
     except QuantkitError as error:
-        return QuantizationEstimate(problem=error.message)
+        return QuantizationEstimate(problem=error.message, target=target)
     roles = find_roles(graph)
     layer_ops = roles.weights_ops - roles.pass_through_ops
     num_float = sum(fallback.op in layer_ops for fallback in counts.float_fallbacks)
@@ -80,4 +95,5 @@ def estimate_quantization(model: Model) -> QuantizationEstimate:
         counts.num_patterns,
         counts.int8_fraction if has_macs else None,
         tuple(reasons.most_common()),
+        target=target,
     )

@@ -7,6 +7,7 @@ from quantkit.ir.text import from_text
 from quantkit.model import load
 from quantkit.quantization.workflow.estimate import QuantizationEstimate
 from quantkit.quantization.workflow.estimate import estimate_quantization as estimate_model
+from quantkit.summary.next_step import recommend_command
 
 
 def estimate_quantization(graph: Graph) -> QuantizationEstimate:
@@ -58,6 +59,16 @@ def test_graph_without_a_plan_has_a_problem() -> None:
     assert str(estimate) == "no plan: the graph has no outputs"
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float)")
     assert str(estimate_quantization(graph)) == "no layer to quantize"
+
+
+def test_the_estimate_of_a_graph_without_onnx_form_is_for_the_target_tensorflow() -> None:
+    graph = from_text(NETWORK.replace("y = Softmax(up", "z = BesselI0e(up, T=float)\n    y = Softmax(z"))
+    estimate = estimate_quantization(graph)
+    assert estimate.target == "tensorflow"
+    assert str(estimate).startswith("1 of 2 layers")
+    assert "for the target tensorflow" in str(estimate)
+    command = recommend_command(load(graph), estimate)
+    assert "quantize MODEL -o OUT.pb --target tensorflow --calibration" in command
 
 
 def test_quantized_graph_has_no_plan() -> None:
