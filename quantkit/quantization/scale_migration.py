@@ -135,7 +135,7 @@ def _find_scale(graph: Graph, edge: Edge, ranges: Ranges) -> Floats | None:
 
 
 def _move(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
-    """Return the new constants before and after an edge that divide it by the scales; None if there are none."""
+    """Return the new constants before and after an edge that divide it by the scales; None if no constants can."""
     multiplied = _multiply_weights(graph, edge, scale)
     are_convolutions = {node.op == "Conv" for node in graph.consumers(edge)}
     if multiplied is None or len(are_convolutions) != 1:
@@ -171,7 +171,7 @@ def _multiply_weights(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Arra
 
 
 def _input_axis(layer: Node, weights: Tensor) -> int | None:
-    """Return the axis of the weights with the input channels of a layer; None if there is none."""
+    """Return the axis of the weights with the input channels of a layer; None for other layers."""
     if layer.op == "Conv":
         group = layer.attrs.get("group", 1)
         if group == 1:

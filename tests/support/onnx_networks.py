@@ -177,7 +177,7 @@ def other_photographs(count: int) -> list[Path]:
     return [path for path in photographs() if path.name not in objects()][:: len(photographs()) // (count + 20)][:count]
 
 
-def found_objects(
+def find_objects(
     run: Run, feeds: Callable[[Path], Feeds], scores: Callable[[Mapping[str, Array]], Array], least: float
 ) -> Array:
     """Return 1 for each photograph whose class has a score above a limit, else 0; scores are (n, 80)."""
@@ -506,7 +506,7 @@ NETWORKS = {
         OnnxNetwork(
             "yolox_nano",
             _paths(yolox_feeds, lambda: other_photographs(32)),
-            lambda run: found_objects(
+            lambda run: find_objects(
                 run, yolox_feeds, lambda out: out["output"][0, :, 4:5] * out["output"][0, :, 5:], 0.3
             ),
             "photographs with the object",
@@ -515,7 +515,7 @@ NETWORKS = {
         OnnxNetwork(
             "fastestdet",
             _paths(fastestdet_feeds, lambda: other_photographs(32)),
-            lambda run: found_objects(run, fastestdet_feeds, fastestdet_scores, 0.6),
+            lambda run: find_objects(run, fastestdet_feeds, fastestdet_scores, 0.6),
             "photographs with the object",
             ratio,
         ),
