@@ -156,8 +156,6 @@ def run(
     inference = _BatchRun(dataset, settings, manifest, shard_size, cluster_options, on_progress, on_message)
     result = inference.run(retries)
     _complete_folder(folder, file, result)
-    if len(result.rejected) == result.samples:
-        require_images(result.rejected)
     return result
 
 
@@ -197,12 +195,18 @@ def _write_manifest(manifest: Manifest, folder: Path) -> Manifest:
 
 
 def _complete_folder(folder: Path, model: ModelFile, result: BatchInference) -> None:
-    """Remove temporary files, and write the report."""
+    """Remove temporary files, and write the report.
+
+    Raises:
+        InputError: no sample could be run.
+    """
     if model.is_graph:
         model.file.unlink(missing_ok=True)
     for partial in folder.glob(".results-*.part"):
         partial.unlink(missing_ok=True)
     publish(folder / "report.json", (json.dumps(result.to_json(), indent=2) + "\n").encode())
+    if len(result.rejected) == result.samples:
+        require_images(result.rejected)
 
 
 class _BatchRun:

@@ -54,19 +54,7 @@ def write_all(
             path = Path(folder, task.file)
             yield write_shard(path, task.items, source.kind, source.classes, options, task.digest, on_samples)
         return
-    requests = [
-        json.dumps(
-            {
-                "path": os.path.join(folder, task.file),
-                "items": [item.to_list() for item in task.items],
-                "kind": source.kind,
-                "classes": source.classes,
-                "options": options.to_json(),
-                "digest": task.digest,
-            }
-        )
-        for task in tasks
-    ][::-1]
+    requests = _describe_tasks(folder, tasks, source, options)[::-1]
     messages: SimpleQueue[tuple[int, dict[str, Any] | None]] = SimpleQueue()
     processes = [_start(lock) for _ in range(min(workers, len(tasks)))]
     for index, process in enumerate(processes):
@@ -93,6 +81,23 @@ def write_all(
     finally:
         for process in processes:
             _end(process)
+
+
+def _describe_tasks(folder: str, tasks: Sequence[ShardTask], source: Source, options: ImageOptions) -> list[str]:
+    """Return the requests that a worker reads, one line for each shard."""
+    return [
+        json.dumps(
+            {
+                "path": os.path.join(folder, task.file),
+                "items": [item.to_list() for item in task.items],
+                "kind": source.kind,
+                "classes": source.classes,
+                "options": options.to_json(),
+                "digest": task.digest,
+            }
+        )
+        for task in tasks
+    ]
 
 
 def _start(lock: int) -> subprocess.Popen[str]:
