@@ -14,11 +14,13 @@ from quantkit.pipelines.execution import Execution
 
 # Longest and shortest duration of one measurement, and of its warm-up.
 _MAX_SECONDS, _MAX_WARMUP, _MIN_SECONDS = 0.4, 0.3, 0.02
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 9
+_MIN_ROUNDS, _RACE_ROUNDS, _MAX_ROUNDS = 3, 5, 9
 # A rewrite is applied only if its median gain is at least this fraction.
 MIN_GAIN = 0.03
 # Ratio that needs no further rounds.
 _CLEAR_RATIO = 1.5
+# Largest gain over a pipeline with fewer rewrites that does not count in a race.
+_TIE = 0.01
 # Distance from the fastest pipeline at which a pipeline leaves a race, after the first rounds and after later ones.
 _MARGINS = (0.6, 0.3, 0.15, 0.08, 0.05)
 
@@ -112,7 +114,7 @@ def race(
         The rates of each pipeline in the order of the rounds, fewer for those that left the race.
     """
     start = clock()
-    duration, warmup = _durations(seconds, len(pipelines) * _MIN_ROUNDS)
+    duration, warmup = _durations(seconds, len(pipelines) * _RACE_ROUNDS)
     rates: list[list[float]] = [[] for _ in pipelines]
     active = list(range(len(pipelines)))
     for number in range(_MAX_ROUNDS):
@@ -130,15 +132,15 @@ def race(
 
 
 def choose(rates: Sequence[Sequence[float]]) -> int:
-    """Return the index of the first pipeline of a race that the fastest one does not clearly exceed.
+    """Return the index of the first pipeline of a race that is about as fast as the fastest one.
 
-    >>> choose([(1.0, 1.0), (2.0, 1.95), (2.0, 2.0)])
+    >>> choose([(1.0, 1.0), (2.0, 1.99), (2.0, 2.0)])
     1
     """
     rounds = max(map(len, rates))
     finalists = [index for index, values in enumerate(rates) if len(values) == rounds]
     fastest = _fastest(rates, finalists)
-    return next(index for index in finalists if not Gain.of(rates[index], rates[fastest]).is_gain)
+    return next(index for index in finalists if Gain.of(rates[index], rates[fastest]).ratio < 1 + _TIE)
 
 
 def _fastest(rates: Sequence[Sequence[float]], active: Sequence[int]) -> int:

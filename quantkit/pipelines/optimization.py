@@ -42,6 +42,10 @@ REWRITES: dict[str, Callable[[Graph], Outcome]] = {
 _CACHE = "cache"
 # Parts of the search, by the rewrites that each one tries together.
 _PARTS = (("remove_no_ops",), ("vectorize_maps",), ("fuse_maps",), (_CACHE,), ("parallelize", "add_prefetch"))
+# Time of the last measurement, as a fraction of the time of a part.
+_LAST_PART = 0.5
+# Fraction of the time of a part in which elements are counted.
+_COUNT_FRACTION = 0.4
 # Fraction of the time budget for the verification of one rewrite, and its largest fraction of the time of a part.
 _VERIFY_FRACTION, _MAX_VERIFY_FRACTION = 0.04, 0.2
 # Fraction of the time budget for a short epoch, and limits in seconds.
@@ -144,7 +148,7 @@ class _Optimizer:
         for done, names in enumerate(_PARTS):
             self._on_progress(Progress("optimizing", done, len(_PARTS), names[0]))
             # This part, those after it and the last measurement share the remaining time.
-            steps += self._run_part(names, self._remaining / (len(_PARTS) - done + 1))
+            steps += self._run_part(names, self._remaining / (len(_PARTS) - done + _LAST_PART))
         lost = {step.name for step in steps if step.applied} - set(self._applied)
         steps = [step.undone("the cache before the batches is faster") if step.name in lost else step for step in steps]
         if not self._applied:
@@ -254,7 +258,7 @@ class _Optimizer:
     def _cache_at_end(self, seconds: float) -> _CachedPipeline | Skip:
         """Insert a cache at the end, after maps that can be applied before their shuffles."""
         graph = delay_shuffles(self._graph)
-        site = find_cache_site(graph, self._execution, seconds * _MAX_VERIFY_FRACTION, free_memory())
+        site = find_cache_site(graph, self._execution, seconds * _COUNT_FRACTION, free_memory())
         if isinstance(site, Skip):
             return site
         is_random = bool(randomness(self._graph, self._graph[site.stage]))
@@ -277,7 +281,7 @@ class _Optimizer:
         for name in others:
             graph = REWRITES[name](graph).graph
         graph = delay_shuffles(graph)
-        site = find_cache_site(graph, self._execution, seconds * _MAX_VERIFY_FRACTION, free_memory())
+        site = find_cache_site(graph, self._execution, seconds * _COUNT_FRACTION, free_memory())
         if isinstance(site, Skip) or not is_one_to_one(graph, site.stage, source.name):
             return None
         cached = insert_cache(graph, site)

@@ -61,7 +61,8 @@ class PipelineStep:
             return f"{self.name}: {self.gain}, {verified}"
         if self.changes:
             return f"{self.name}: not applied: {self.reason}{f' ({self.gain})' if self.gain else ''}"
-        return f"{self.name}: nothing to change"
+        general = next((skip.reason for skip in self.skips if not skip.node), "")
+        return f"{self.name}: {f'skipped: {general}' if general else 'nothing to change'}"
 
     def details(self) -> list[str]:
         """Return the changes and the skips with their reasons."""
