@@ -19,7 +19,7 @@ With the largest values of the channels, s also equalizes the tensor between bot
 that stay below 6.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -91,7 +91,12 @@ def _by_channel(value: Tensor, count: int) -> Array:
     return np.broadcast_to(value.array.reshape(-1), (count,))
 
 
-def equalize(graph: Graph, plan: Plan, maxima: Mapping[Edge, Array] = MappingProxyType({})) -> Graph:
+def equalize(
+    graph: Graph,
+    plan: Plan,
+    maxima: Mapping[Edge, Array] = MappingProxyType({}),
+    float_patterns: Sequence[FusedPattern] = (),
+) -> Graph:
     """Return a graph with equalized scales of consecutive layers.
 
     Only where it is exact: the first pattern ends in Relu or has no activation, its output has
@@ -103,11 +108,14 @@ def equalize(graph: Graph, plan: Plan, maxima: Mapping[Edge, Array] = MappingPro
         maxima: largest absolute value of each channel by edge. With them, the tensor between both
             layers is equalized, too, and weights that have a scale per channel are ignored. The
             first pattern may end in Relu6: the result is exact for inputs within the maxima.
+        float_patterns: patterns of layers that stay float. Their weights take every factor without an error, so that
+            only the tensor and the quantized layer before or after them count. They need maxima.
     """
     maxima = {edge: values for edge, values in maxima.items() if np.isfinite(values).all()}
-    consumer_of = {pattern.input: pattern for pattern in plan.patterns if pattern.weights}
+    patterns = (*plan.patterns, *float_patterns)
+    consumer_of = {pattern.input: pattern for pattern in patterns if pattern.weights}
     pairs = []
-    for first in plan.patterns:
+    for first in patterns:
         second = consumer_of.get(first.output)
         if first.weights and second is not None and _is_equalizable(graph, first, second, maxima):
             pairs.append(_Pair(graph, plan, first, second, maxima.get(first.output)))
@@ -144,7 +152,8 @@ class _Pair:
         maxima: largest absolute value of each channel between the layers, or None.
         scale: product of the factors so far; None before the first iteration.
         input_axes: axes of the second weights with the channels.
-        counts_first, counts_second: False for weights whose channels have their own quantization parameters.
+        counts_first, counts_second: False for float weights, and for weights whose channels have their own quantization
+            parameters.
         ceiling: largest value of a channel after scaling.
     """
 
@@ -157,10 +166,11 @@ class _Pair:
         self.scale: Floats | None = None
         consumer = graph[second.layer]
         self.input_axes = _input_axes(consumer)
-        # A scale per channel of the weights absorbs the factors of its channels.
-        is_free = maxima is not None and bool(plan.weights[second.weights].axes)
-        self.counts_first = maxima is None or not plan.weights[first.weights].axes
-        self.counts_second = not (is_free and consumer.op == "DepthwiseConv2dNative")
+        # Float weights, and a scale per channel of the weights, absorb the factors of their channels.
+        first_spec, second_spec = (plan.weights.get(pattern.weights) for pattern in (first, second))
+        is_depthwise = consumer.op == "DepthwiseConv2dNative"
+        self.counts_first = maxima is None or not (first_spec is None or first_spec.axes)
+        self.counts_second = maxima is None or not (second_spec is None or (second_spec.axes and is_depthwise))
         has_clamp = bool(first.activation) and graph[first.activation].op == "Relu6"
         self.ceiling = RELU6_FRACTION * RELU6_LIMIT if has_clamp else np.inf
 

@@ -154,3 +154,25 @@ def test_channels_below_the_limit_of_relu6_are_equalized() -> None:
     np.testing.assert_allclose(channels[1][maxima == 6], channels[0][maxima == 6], rtol=1e-6)
     small = (maxima > 0) & (maxima < 1)
     assert (channels[1][small] > 2 * channels[0][small]).all()
+
+
+def test_float_layers_absorb_factors_of_the_tensors_before_and_after_them() -> None:
+    graph = from_text(CONVOLVED)
+    plan = annotate(graph, Scheme.for_target("eightbit"))
+    everything = annotate(graph, Scheme())
+    float_patterns = [pattern for pattern in everything.patterns if pattern.weights not in plan.weights]
+    assert [pattern.layer for pattern in float_patterns] == ["m"]
+    inputs = examples(CONVOLVED)
+    with open_session(graph.with_endpoints(None, [Edge("r")]), "reference") as session:
+        maxima = np.concatenate([session.run({"x": example[None]})["r"] for example in inputs]).max((0, 1, 2))
+    equalized = equalize(graph, plan, {Edge("r"): maxima}, float_patterns)
+    np.testing.assert_allclose(outputs(equalized, inputs), outputs(graph, inputs), rtol=1e-4, atol=1e-4)
+
+    def spread(graph: Graph) -> float:
+        """Return the ratio of the largest and the smallest weights of an input channel, the quantized ones."""
+        sizes = np.abs(graph["v"].value.array).max((0, 1, 3))
+        return float(sizes.max() / sizes.min())
+
+    assert equalize(graph, plan, {Edge("r"): maxima}) == graph
+    assert not np.array_equal(equalized["w"].value.array, graph["w"].value.array)
+    assert spread(equalized) < spread(graph)

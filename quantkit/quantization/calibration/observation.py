@@ -11,6 +11,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.roles.onnx import CONVOLUTION_OPS
+from quantkit.quantization.calibration.clamped_sums import clip_ranges
 from quantkit.quantization.calibration.range_warnings import RangeMonitor
 from quantkit.quantization.observers import MinMax, Observer, create_observer
 from quantkit.quantization.observers.error_search import histogram_sqnr
@@ -38,6 +39,7 @@ class Observation:
 
     def __init__(self, plan: Plan, session: Session, graph: Graph | None = None) -> None:
         self.plan = plan
+        self.graph = graph
         self.graph_digest = "" if graph is None else graph_digest(graph)
         self.channels_first = frozenset() if graph is None else _channels_first(graph, plan)
         self.count = 0
@@ -135,6 +137,8 @@ class Observation:
                 extremes[edge] = observer.extremes
             if isinstance(observer, HistogramObserver):
                 sqnr[edge] = histogram_sqnr(observer, self.plan.activations[edge], by_edge[edge])
+        if self.graph is not None:
+            by_edge = clip_ranges(self.graph, self.plan, by_edge)
         provenance = Provenance(self.graph_digest, self.data_digest, self.plan.scheme.digest, self.count)
         means = {} if self.means is None else self.means.by_edge()
         channels = {edge for pattern in self.plan.patterns for edge in (*pattern.inputs, pattern.output)}

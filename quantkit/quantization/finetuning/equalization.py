@@ -11,12 +11,14 @@ import numpy as np
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
+from quantkit.quantization.annotation import annotate
 from quantkit.quantization.calibration import choose_float_runtime, collect_ranges, open_calibration_session
 from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.corrections import equalize
 from quantkit.quantization.finetuning.samples import SampleStore
-from quantkit.quantization.plan import Plan
+from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scheme import Scheme
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
 
@@ -33,16 +35,26 @@ def equalize_layers(graph: Graph, plan: Plan, store: SampleStore, runtime: str) 
     Raises:
         UnavailableError, GraphError: the runtime cannot run the graph.
     """
-    inputs = {pattern.input for pattern in plan.patterns if pattern.weights}
-    edges = [pattern.output for pattern in plan.patterns if pattern.output in inputs]
-    if graph.dialect == onnx.DIALECT or not edges:
+    if graph.dialect == onnx.DIALECT:
         return None
-    equalized = equalize(graph, plan, _observe_maxima(graph, edges, store, runtime))
+    float_patterns = _find_float_patterns(graph, plan)
+    patterns = [pattern for pattern in (*plan.patterns, *float_patterns) if pattern.weights]
+    inputs = {pattern.input for pattern in patterns}
+    edges = [pattern.output for pattern in patterns if pattern.output in inputs and pattern.output in plan.activations]
+    if not edges:
+        return None
+    equalized = equalize(graph, plan, _observe_maxima(graph, edges, store, runtime), float_patterns)
     if equalized == graph:
         return None
     with open_calibration_session(equalized, plan, runtime) as session:
         runs = zip(_read_runs(session, store), store.counts, strict=True)
         return equalized, collect_ranges(session, plan, runs, graph=equalized)
+
+
+def _find_float_patterns(graph: Graph, plan: Plan) -> list[FusedPattern]:
+    """Return the patterns of the layers that the target keeps in float, for example depthwise convolutions."""
+    patterns = annotate(graph, Scheme()).patterns
+    return [pattern for pattern in patterns if pattern.weights and not plan.pattern_of.keys() & {*pattern.nodes}]
 
 
 def _observe_maxima(graph: Graph, edges: Sequence[Edge], store: SampleStore, runtime: str) -> dict[Edge, Array]:

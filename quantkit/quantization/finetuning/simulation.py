@@ -7,7 +7,7 @@ variables. An ONNX graph is converted to TensorFlow after its quantized edges ar
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.roles import find_roles
+from quantkit.quantization.finetuning.sums import QuantizedSum, find_sums, round_operands
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
@@ -108,6 +109,8 @@ class Simulation:
         trainables: trained constants.
         uses: constants of ``graph`` by trained constant.
         learned: edges of ``source`` whose range may be trained; the target fixes the other ranges.
+        sums: sums whose kernels round their operands.
+        edge_of: FakeQuant of each edge of ``source`` that is an operand.
     """
 
     source: Graph
@@ -116,6 +119,8 @@ class Simulation:
     trainables: tuple[Trainable, ...]
     uses: Mapping[str, tuple[ConstantUse, ...]]
     learned: frozenset[Edge]
+    sums: tuple[QuantizedSum, ...] = ()
+    edge_of: Mapping[Edge, QuantizedEdge] = field(default_factory=dict)
 
 
 def simulate(graph: Graph, plan: Plan, ranges: Ranges, runtime: str = "") -> Simulation:
@@ -141,15 +146,24 @@ def simulate(graph: Graph, plan: Plan, ranges: Ranges, runtime: str = "") -> Sim
         for node in (marker, f"{marker}/nhwc")
         if node in translated and translated[node].op == "Identity"
     )
+    by_node = {edge.node: edge for edge in edges}
+    edge_of = {edge: by_node[marker] for edge, marker in markers.items() if marker in by_node}
     trainables = tuple(_find_trainables(graph, plan, target.bias_spec))
     uses = _find_uses(marked, translated, [trainable.name for trainable in trainables])
+    sums = tuple(
+        added
+        for added in (find_sums(graph, plan) if target.has_classic_sums else ())
+        if all(operand in edge_of or operand in uses for operand in added.operands)
+    )
     return Simulation(
         graph,
-        _add_fake_quants(translated, edges),
+        round_operands(_add_fake_quants(translated, edges), sums),
         edges,
         tuple(trainable for trainable in trainables if uses.get(trainable.name)),
         uses,
         _find_learned(graph, plan, ranges, parameters),
+        sums,
+        edge_of,
     )
 
 
@@ -214,7 +228,7 @@ def _mark_edges(graph: Graph, plan: Plan, edges: list[Edge], all_consumers: bool
     producers, consumers = set(plan.pass_through), set(plan.pass_through)
     for pattern in plan.patterns:
         consumers.update(pattern.nodes)
-        if graph[pattern.layer].op in roles.quantized_output_ops:
+        if plan.scheme.split_patterns or graph[pattern.layer].op in roles.quantized_output_ops:
             producers.update(pattern.nodes)
     nodes = dict(graph.nodes)
     markers: dict[Edge, str] = {}

@@ -6,7 +6,7 @@ step size (LSQ, Esser et al., 2020): with y = fake_quant(x) and s the step,
     dy/ds  =  (y - x) / s  inside the range,  the limit in steps  outside
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from quantkit.quantization.finetuning.simulation import (
     Simulation,
     limit_name,
 )
+from quantkit.quantization.finetuning.sums import STRAIGHT_THROUGH, sum_tensors
 from quantkit.quantization.finetuning.variables import Floats, Variables
 from quantkit.runtimes.tensorflow_library import graph_def, import_tensorflow, suppress_log, translate_error
 
@@ -312,6 +313,7 @@ class Simulator:
                 mapped[f"{limit_name(edge, suffix)}:0"] = tf.convert_to_tensor(
                     scales[edge.owner] * np.float32(steps), tf.float32
                 )
+        mapped.update(self._sum_tensors(dict(zip(constants, tensors, strict=False)), scales))
         replaced = {node: Node(node, "Placeholder", attrs={"dtype": DType.FLOAT}) for node in constants}
         message = graph_def(graph.with_nodes(replaced.get(name, node) for name, node in graph.nodes.items()))
         for node in message.node:
@@ -323,6 +325,29 @@ class Simulator:
         )
         return results
 
+    def _sum_tensors(self, constants: Mapping[str, Any], scales: Mapping[Edge, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield the placeholders of the sums, by tensor name.
+
+        Args:
+            constants: quantized values of the trained constants, by node of the simulation.
+            scales: scale of each owner of a range.
+        """
+        tf, simulation = self.tf, self.simulation
+        edge_scales = {edge: scales[quantized.owner] for edge, quantized in simulation.edge_of.items()}
+        limits: dict[Edge | str, tuple[Any, Any]] = {}
+        for operand in {operand for quantized_sum in simulation.sums for operand in quantized_sum.operands}:
+            if isinstance(operand, Edge):
+                low, high = (
+                    edge_scales[operand] * np.float32(steps) for steps in simulation.edge_of[operand].step_limits
+                )
+            else:
+                values = constants[simulation.uses[operand][0].node]
+                low, high = tf.minimum(tf.reduce_min(values), 0.0), tf.maximum(tf.reduce_max(values), 0.0)
+            limits[operand] = low, high
+        for quantized_sum in simulation.sums:
+            for name, value in sum_tensors(tf, quantized_sum, limits, edge_scales):
+                yield f"{name}:0", value
+
 
 def _tensor_name(edge: Any) -> str:
     return f"{edge.node}:{edge.port}"
@@ -332,6 +357,7 @@ def _register_gradients(tf: Any) -> None:
     """Register the gradients that nodes of the simulation name, once per process."""
     try:
         tf.RegisterGradient(LEARNED_STEP.decode())(_learned_step_gradient)
+        tf.RegisterGradient(STRAIGHT_THROUGH.decode())(lambda op, gradient: gradient)
         tf.RegisterGradient(NO_GRADIENT.decode())(lambda op, *gradients: [None] * len(op.inputs))
     except KeyError:
         return  # they are registered

@@ -42,6 +42,7 @@ class Target(ABC):
             `Spec` or its text, such as ``qint8 affine``.
         fixed: scheme fields that the kernels or the file format prescribe.
         can_split_patterns: True if `Scheme.split_patterns` is supported.
+        has_classic_sums: True if biases and residuals are added by QuantizedBiasAdd and QuantizedAdd.
         layer_recipe: transforms applied before folding; they turn composite layers into one op.
         rewrite_recipe: transforms applied after folding; exact in float, they make int8 faster.
         multiplies_u8_by_s8: True if a runtime multiplies u8 activations by s8 weights. Without VNNI
@@ -68,6 +69,7 @@ class Target(ABC):
     defaults: Mapping[str, Any] = MappingProxyType({})
     fixed: tuple[str, ...] = ()
     can_split_patterns: bool = False
+    has_classic_sums: bool = False
     layer_recipe: str = "flatten_atrous_conv flatten_products simplify_arithmetic"
     rewrite_recipe: str = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape)"
     multiplies_u8_by_s8: bool = False

@@ -41,6 +41,7 @@ def check_definition(target: Target) -> None:
             "defaults": (f"a mapping with keys of {names}", lambda value: isinstance(value, Mapping)),
             "fixed": (f"a tuple of {names}", lambda value: is_texts(value, scheme_fields)),
             "can_split_patterns": boolean,
+            "has_classic_sums": boolean,
             "layer_recipe": ("a transforms string", is_text),
             "rewrite_recipe": ("a transforms string", is_text),
             "multiplies_u8_by_s8": boolean,

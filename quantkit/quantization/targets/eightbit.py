@@ -13,7 +13,8 @@ import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.tensor import Shape
+from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.kernels.quantized import QuantizedRange
 from quantkit.ops.semantics import CONCAT_OPS, PATTERN_LAYER_OPS
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.parameters import QuantizationParameters
@@ -34,7 +35,7 @@ from quantkit.transforms.precision.quantize_weights import quantize_weights
 
 QUANTIZED_SUFFIX, FLOAT_SUFFIX = "/eightbit", "/float"
 # QuantizedBiasAdd computes in steps of its largest limit over 2^14.
-BIAS_ADD_FACTOR, INT32_STEPS = np.float32(1 << 17), 2.0**32
+BIAS_ADD_FACTOR, ZERO = np.float32(1 << 17), np.zeros((), np.float32)
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
@@ -126,13 +127,15 @@ def _limits(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | Non
 def find_exact_limit(limit: float) -> float:
     """Return the smallest float32 of at least a limit for which QuantizedBiasAdd has no offset.
 
-    The kernel multiplies M = 2^17 * limit by (2^32 - 1) / (2 * M). Where the product is not 2^31 after the rounding to
-    float32, which is the case for 1 of 7 limits, all sums are too small by 1/64 of the limit.
+    The kernel adds the int32 value of 0 in the range from -M to M, M = 2^17 * limit, which is between two steps. After
+    the rounding to float32 it is wrong for 1 of 7 limits: all sums are too small by 1/64 of the limit. In float64 it
+    is -1 or 0.
     """
     value = np.float32(limit)
     with np.errstate(over="ignore"):
         while value > 0 and np.isfinite(largest := value * BIAS_ADD_FACTOR):
-            if largest * np.float32((INT32_STEPS - 1) / (2 * float(largest))) == INT32_STEPS / 2:
+            sums = QuantizedRange(np.asarray(-largest), np.asarray(largest), DType.QINT32)
+            if sums.zero == 0 and sums.quantize(ZERO) == 0:
                 break
             value = np.nextafter(value, np.float32(np.inf))
     return float(value)
@@ -159,6 +162,7 @@ class EightbitTarget(Target):
     defaults = MappingProxyType({"weights": AFFINE, "share_pool_ranges": True, "split_patterns": True})
     fixed = ("weights", "activations", "signed_activations")
     can_split_patterns = True
+    has_classic_sums = True
     # The classic ops have no dilations: flatten_atrous_conv would keep such layers in float.
     layer_recipe = "flatten_products simplify_arithmetic"
     bias_spec = AFFINE
