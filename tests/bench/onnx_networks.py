@@ -292,7 +292,7 @@ def describe(name: str, row: Mapping[str, Any]) -> str:
 def _describe_cell(cell: Mapping[str, Any]) -> str:
     if "error" in cell:
         return str(cell["error"])
-    interval = " .. ".join(f"{limit:+}" for limit in cell["interval"])
+    interval = " .. ".join(f"{limit:+}" for limit in cell.get("interval", ())) or "-"
     return f"{cell['metric']} ({interval}) {cell['sqnr']} dB {cell.get('speed_up', '-')} x"
 
 
