@@ -318,8 +318,10 @@ def measure_in_process(name: str, options: argparse.Namespace) -> dict[str, Any]
 
 
 def measure_speed(name: str, build: Path) -> dict[str, Any]:
-    """Return the speed-up of the int8 ONNX model of a network in each runtime."""
+    """Return the speed-up of the int8 ONNX model of a network in each runtime; empty without its files."""
     files = [build_path(build, name, suffix) for suffix in (".float.onnx", ".int8.onnx")]
+    if not all(file.exists() for file in files):
+        return {}
     speed_ups: dict[str, Any] = {}
     for runtime in RUNTIMES:
         data = build_path(build, name, ".inputs.npz")
