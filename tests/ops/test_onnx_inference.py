@@ -66,6 +66,25 @@ def test_sizes_are_followed_through_arithmetic() -> None:
     assert shapes[Edge("other")] == Shape((4, 5, None, 3))
 
 
+def test_a_product_of_unknown_sizes_is_unknown() -> None:
+    graph = from_text("""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[?x?x8]()
+        sizes = Shape(x)
+        first = Constant[int64]([0, 1])
+        leading = Gather(sizes, first, axis=0)
+        rows = ReduceProd(leading, keepdims=1)
+        width = Constant[int64]([8])
+        target = Concat(rows, width, axis=0)
+        y = Reshape(x, target)
+    """)
+    shapes, sizes = infer(graph)
+    assert sizes[Edge("target")].tolist() == [None, 8]
+    assert shapes[Edge("y")] == Shape((None, 8))
+
+
 def test_fixed_sizes_fix_all_others() -> None:
     shapes = infer_shapes(from_text(CHAIN.replace("?x3x4x5", "2x3x4x5")))
     assert shapes[Edge("y")] == Shape((2, 12, 5))

@@ -91,7 +91,8 @@ def _reduce(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> 
     functions: Mapping[str, Callable[[list[int]], int]] = {"Prod": prod, "Sum": sum, "Max": max, "Min": min}
     if sizes[0].ndim > 1:
         return []
-    result = scalar(functions[node.op.removeprefix("Reduce")](require_known(sizes[0])))
+    values = sizes[0].reshape(-1).tolist()
+    result = scalar(None if None in values else functions[node.op.removeprefix("Reduce")](values))
     return [result.reshape(1) if node.attrs.get("keepdims", 1) and sizes[0].ndim else result]
 
 
