@@ -47,8 +47,12 @@ def find_scales(graph: Graph, plan: Plan, ranges: Ranges) -> dict[Edge, tuple[fl
         ranges: with `Ranges.channel_maxima`.
     """
     edges = dict.fromkeys(pattern.input for pattern in plan.patterns if pattern.weights)
-    scales = {edge: _find_scale(graph, edge, ranges) for edge in edges if len(plan.group_of(edge)) == 1}
-    return {edge: tuple(scale.tolist()) for edge, scale in scales.items() if scale is not None}
+    scales = {edge: scale for edge in edges if (scale := _find_scale(graph, edge, ranges)) is not None}
+    return {
+        edge: tuple(scale.tolist())
+        for edge, scale in scales.items()
+        if all(len(plan.group_of(divided)) == 1 for divided in _find_divided(graph, edge, scale.size))
+    }
 
 
 def with_migrated_scales(
@@ -72,14 +76,26 @@ def with_migrated_scales(
     Raises:
         UnavailableError, GraphError: the runtime cannot run the graph.
     """
+    divisors = {
+        divided: np.asarray(values)
+        for edge, values in scales.items()
+        for divided in _find_divided(graph, edge, len(values))
+    }
     graph = migrate_scales(graph, scales)
-    observers = {edge: create_observer(plan.scheme.observer, plan.activations[edge]) for edge in scales}
+    observers = {
+        edge: create_observer(plan.scheme.observer, plan.activations[edge])
+        for edge in divisors
+        if edge in plan.activations
+    }
     with open_calibration_session(graph, plan, runtime) as session:
         for feeds in runs:
             outputs = session.run(feeds)
             for edge, observer in observers.items():
                 observer.observe(outputs[tensor_name(graph, edge)])
-    means = {edge: np.asarray(ranges.means[edge]) / values for edge, values in scales.items() if edge in ranges.means}
+    means = {edge: np.asarray(ranges.means[edge]) / values for edge, values in divisors.items() if edge in ranges.means}
+    maxima = {
+        edge: ranges.channel_maxima[edge] / values for edge, values in divisors.items() if edge in ranges.channel_maxima
+    }
     limits = {edge: observer.range() for edge, observer in observers.items()}
     sqnr = {
         edge: histogram_sqnr(observer, plan.activations[edge], limits[edge])
@@ -91,10 +107,7 @@ def with_migrated_scales(
         ranges={**ranges, **limits},
         means={**ranges.means, **{edge: tuple(values.tolist()) for edge, values in means.items()}},
         scales=scales,
-        channel_maxima={
-            **ranges.channel_maxima,
-            **{edge: ranges.channel_maxima[edge] / np.asarray(values) for edge, values in scales.items()},
-        },
+        channel_maxima={**ranges.channel_maxima, **maxima},
         sqnr={**ranges.sqnr, **sqnr},
     )
 
@@ -142,6 +155,19 @@ def _move(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
         return None
     divided = _divide(graph, edge, scale, channels_first=are_convolutions.pop())
     return None if divided is None else {**divided, **multiplied}
+
+
+def _find_divided(graph: Graph, edge: Edge, channels: int) -> set[Edge]:
+    """Return the edges that a migration divides: an edge, and those between it and the changed constants before it."""
+    channels_first = all(node.op == "Conv" for node in graph.consumers(edge))
+    divided = {edge}
+    # Each constant and each edge before the scaled one has a single consumer.
+    for name in _divide(graph, edge, np.ones(channels), channels_first=channels_first) or ():
+        (node,) = graph.consumers(Edge(name))
+        while node.name != edge.node:
+            divided.add(Edge(node.name))
+            (node,) = graph.consumers(Edge(node.name))
+    return divided
 
 
 def _input_maxima(graph: Graph, layer: Node, channels: int) -> Floats:

@@ -11,7 +11,7 @@ from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, calibrate
-from quantkit.quantization.scale_migration import find_scales, migrate_scales
+from quantkit.quantization.scale_migration import find_scales, migrate_scales, with_migrated_scales
 from quantkit.quantization.workflow import trials
 from quantkit.runtimes import open_session
 
@@ -99,6 +99,20 @@ def test_migrated_scales_keep_the_outputs_and_equalize_the_channels(text: str, n
             for maxima in (each.channel_maxima[edge] for each in (ranges, after))
         ]
         assert ratios[1] < 0.5 * ratios[0]
+
+
+def test_edges_between_the_constants_and_the_scaled_edge_get_new_ranges() -> None:
+    """The output of the depthwise convolution is divided, too: PRelu is not part of its pattern."""
+    graph = network(CONVOLUTIONS, "")
+    plan, ranges = calibrate_network(graph)
+    scales = find_scales(graph, plan, ranges)
+    runs = [{"x": sample} for sample in SAMPLES]
+    migrated = with_migrated_scales(graph, plan, ranges, scales, runs, "onnxruntime")
+    _, expected = calibrate_network(migrate_scales(graph, scales))
+    for edge in map(Edge, "bp"):
+        assert migrated[edge] == pytest.approx(expected[edge], rel=1e-4)
+        assert migrated[edge] != pytest.approx(ranges[edge], rel=0.1)
+        np.testing.assert_allclose(migrated.channel_maxima[edge], expected.channel_maxima[edge], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
