@@ -15,7 +15,7 @@ from quantkit.pipelines.execution import Execution
 # Longest and shortest duration of one measurement, and of its warm-up.
 _MAX_SECONDS, _MAX_WARMUP, _MIN_SECONDS = 0.4, 0.3, 0.02
 _MIN_ROUNDS, _RACE_ROUNDS, _MAX_ROUNDS = 3, 5, 9
-# A rewrite is applied only if its median gain is at least this fraction.
+# A rewrite that is measured alone is applied only if its median gain is at least this fraction.
 MIN_GAIN = 0.03
 # Ratio that needs no further rounds.
 _CLEAR_RATIO = 1.5

@@ -236,19 +236,19 @@ class _Optimizer:
         candidates = [each for each in (at_end, before_batches) if isinstance(each, _CachedPipeline)]
         if not candidates:
             return PipelineStep(_CACHE, (), (at_end,) if isinstance(at_end, Skip) else ())
-        equal = [each for each in candidates if not each.comparison.difference]
-        if not equal:
+        verified = [each for each in candidates if not each.comparison.difference]
+        if not verified:
             first = candidates[0]
             return PipelineStep(_CACHE, first.outcome.changes, (), first.comparison, reason=first.comparison.difference)
-        source, first = source_of(self._original), equal[0]
+        source, first = source_of(self._original), verified[0]
         stage = source.name if source else first.stage
         epoch = find_short_epoch(first.uncached, first.stage, stage, self._execution, self._epoch_seconds)
-        graphs = [self._graph, *(each.outcome.graph for each in equal)]
+        graphs = [self._graph, *(each.outcome.graph for each in verified)]
         opened = [epoch.open(graph, self._execution) for graph in graphs]
         rates = race(opened, self._execution, max(end - perf_counter(), 0.0))
         index = choose(rates)
         tried = index or max(range(1, len(rates)), key=lambda number: median(rates[number]))
-        best, gain = equal[tried - 1], Gain.of(rates[0], rates[tried])
+        best, gain = verified[tried - 1], Gain.of(rates[0], rates[tried])
         step = PipelineStep(_CACHE, best.outcome.changes, (), best.comparison, gain, applied=index > 0)
         if not index:
             return step.undone("no gain")

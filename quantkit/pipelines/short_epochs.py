@@ -6,7 +6,7 @@ from typing import Any
 
 from quantkit.ir.graph import Edge, Graph
 from quantkit.pipelines.execution import Execution
-from quantkit.pipelines.stages import take_first
+from quantkit.pipelines.stages import root_of, take_first
 
 # Number of elements of the first trial, and limits of the factor between two trials.
 _FIRST_COUNT, _MIN_FACTOR, _MAX_FACTOR = 32, 2, 8
@@ -38,6 +38,8 @@ class ShortEpoch:
 def find_short_epoch(graph: Graph, end: str, stage: str, execution: Execution, seconds: float) -> ShortEpoch:
     """Find the number of elements of a stage with which the elements of another one take about a time.
 
+    The pipeline has at least one element: a batch may drop a smaller number of elements.
+
     Args:
         graph: graph of a dataset.
         end: stage that computes the elements.
@@ -46,15 +48,22 @@ def find_short_epoch(graph: Graph, end: str, stage: str, execution: Execution, s
         seconds: duration of the epoch.
     """
     part = graph.with_endpoints([], [Edge(end)])
-    count, before = _FIRST_COUNT, -1
+    count = _FIRST_COUNT
     while True:
-        started, number = perf_counter(), 0
+        started = perf_counter()
         for _ in execution.elements(take_first(part, stage, count)):
-            number += 1
             if perf_counter() - started > seconds:
                 break
         passed = perf_counter() - started
-        if number == before or passed > seconds:  # a complete epoch, or a sufficient one
+        whole = take_first(graph, stage, count)
+        is_sufficient = passed > seconds and bool(execution.take(whole, root_of(whole), 1))
+        if is_sufficient or _is_complete(graph, stage, count, execution, seconds):
             return ShortEpoch(stage, count, seconds)
-        before = number
         count *= max(_MIN_FACTOR, min(_MAX_FACTOR, int(seconds / passed)))
+
+
+def _is_complete(graph: Graph, stage: str, count: int, execution: Execution, seconds: float) -> bool:
+    """Return True if a stage has fewer elements than a number; False if they cannot be counted within the time."""
+    first = take_first(graph.with_endpoints([], [Edge(stage)]), stage, count)
+    number = execution.count(first, root_of(first), seconds)
+    return number is not None and number < count

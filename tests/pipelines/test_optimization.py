@@ -425,6 +425,15 @@ def test_short_epochs_take_about_a_time(execution: Execution) -> None:
     assert find_short_epoch(graph, end, source, execution, 0.0).count < 50
 
 
+def test_short_epochs_have_elements(execution: Execution) -> None:
+    """The first trials have fewer elements than a batch, which drops them."""
+    graph = bridge.to_graph(tf.data.Dataset.range(1200).batch(512, drop_remainder=True))
+    (source,) = (stage.name for stage in stages_of(graph) if stage.op == "RangeDataset")
+    end = graph.outputs[0].node
+    assert 512 <= find_short_epoch(graph, end, source, execution, 0.0).count < 1200
+    assert find_short_epoch(graph, end, source, execution, 60.0).count >= 1200
+
+
 def test_function_names() -> None:
     assert function_name("__inference_Dataset_map_parse_34") == "parse"
     assert function_name("__inference_Dataset_map_lambda_34__batched") == "function_batch"
