@@ -1,4 +1,4 @@
-"""Loops of ONNX graphs, and the suppression of boxes, in TensorFlow: equal outputs."""
+"""Loops and NonMaxSuppression of ONNX graphs in TensorFlow: equal outputs."""
 
 from typing import Any
 
@@ -97,7 +97,9 @@ def test_inner_loops_of_equal_names_have_their_own_functions() -> None:
     check(read([outer("a", "Add"), outer("b", "Mul")], [info("a", None, 4), info("b", None, 4)], [array("two", 2)]))
 
 
-def test_boxes_are_suppressed_and_padded() -> None:
+@pytest.mark.parametrize("count", [3, 2**63 - 1])
+@pytest.mark.parametrize("fill", [(), ("",), ("seven",)])
+def test_boxes_are_suppressed_and_padded(count: int, fill: tuple[str, ...]) -> None:
     nodes = [
         helper.make_node("Unsqueeze", ["x", "zero"], ["boxes"]),
         helper.make_node("ReduceSum", ["boxes", "two"], ["sums"], keepdims=0),
@@ -105,8 +107,9 @@ def test_boxes_are_suppressed_and_padded() -> None:
         helper.make_node("NonMaxSuppression", ["boxes", "scores", "count", "overlap"], ["selected"]),
         helper.make_node("Shape", ["selected"], ["sizes"]),
         helper.make_node("Concat", ["sizes", "sizes"], ["pads"], axis=0),
-        helper.make_node("Pad", ["selected", "pads"], ["y"]),
+        helper.make_node("Pad", ["selected", "pads", *fill], ["y"]),
     ]
-    constants = [array("zero", [0]), array("two", [2]), array("count", [3]), array("overlap", [0.5], np.float32)]
+    constants = [array("zero", [0]), array("two", [2]), array("count", [count]), array("overlap", [0.5], np.float32)]
+    constants.append(array("seven", 7))
     corners = np.float32([[0, 0, 1, 1], [0, 0, 1, 0.9], [2, 2, 3, 3], [2, 2.1, 3, 3], [5, 5, 6, 6]])
     check(read(nodes, [info("y", None, None, dtype=INT64)], constants), corners)

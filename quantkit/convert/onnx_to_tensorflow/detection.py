@@ -1,4 +1,4 @@
-"""Conversion of the suppression of overlapping boxes, for one image and one class."""
+"""Conversion of NonMaxSuppression, for one image and one class."""
 
 import numpy as np
 
@@ -25,7 +25,10 @@ def _non_max_suppression(translator: OnnxTranslator, node: Node) -> None:
             translator.plain(node.inputs[slot]) if is_stated else translator.add_array(node, f"{slot}", default, dtype)
         )
         inputs.append(_reshape(translator, node, f"limit_{slot}", edge, []))
-    inputs[2] = translator.add_cast(node, "count", inputs[2], DType.INT32)
+    # Exporters write the largest int64 for all boxes, which int32 does not have.
+    num_boxes = translator.add_intermediate(node, "num_boxes", "Size", [inputs[1]], out_type=DType.INT64)
+    count = translator.add_intermediate(node, "limited", "Minimum", [inputs[2], num_boxes])
+    inputs[2] = translator.add_cast(node, "count", count, DType.INT32)
     types = {"T": DType.FLOAT, "T_threshold": DType.FLOAT}
     name = f"{translator.name(node.name)}/selected"
     selected = translator.add_node(name, "NonMaxSuppressionV3", inputs, **types)

@@ -21,8 +21,6 @@ from quantkit.ops.shape_rules import join_shapes
 # Inputs of a Loop before the states, and of its body: limit or iteration, and condition.
 SCALARS = 2
 PREFIX = "body/"
-# Joins of the shapes of the states before and after an iteration.
-MAX_JOINS = 3
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def _translate_body(translator: OnnxTranslator, node: Node) -> tuple[_Translated
     """
     shapes = [translator.shape(edge) for edge in node.inputs[SCALARS:]]
     types = [DType.INT64, DType.BOOL, *(translator.dtype(edge) for edge in node.inputs[SCALARS:])]
-    for _ in range(MAX_JOINS):
+    while True:  # each further pass has more unknown sizes
         body, captured = read_subgraph(translator, node, "body")
         stated = zip(body.inputs, types, [Shape(()), Shape(()), *shapes], strict=False)
         infos = {edge.node: (dtype, shape) for edge, dtype, shape in stated}

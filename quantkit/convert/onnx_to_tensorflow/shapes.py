@@ -106,7 +106,9 @@ def _split(translator: OnnxTranslator, node: Node) -> None:
 def _pad(translator: OnnxTranslator, node: Node) -> None:
     edge = node.inputs[0]
     mode = node.attrs.get("mode", b"constant")
-    if mode == b"constant" and len(node.inputs) == 2 and translator.fold(node.inputs[1]) is None:
+    if translator.has_input(node, 1) and translator.fold(node.inputs[1]) is None:
+        if mode != b"constant" or translator.has_input(node, 3):
+            raise conversion_error(node, "computed padding is supported in the mode constant and for all axes only")
         _pad_by_computed_widths(translator, node)
         return
     rank, pads = translator.rank(edge), translator.integers(node, "pads", 1)
@@ -132,14 +134,18 @@ def _pad(translator: OnnxTranslator, node: Node) -> None:
 
 
 def _pad_by_computed_widths(translator: OnnxTranslator, node: Node) -> None:
-    """Pad by zeros: ONNX has the widths before all axes, then those after them; TensorFlow has a row for each axis."""
+    """Pad by a constant: ONNX has the widths before all axes, then after them; TensorFlow has a row for each axis."""
     shape = translator.add_array(node, "widths/shape", [2, -1], DType.INT32)
     pads = translator.plain(node.inputs[1])
     rows = translator.add_intermediate(node, "pads", "Reshape", [pads, shape], Tshape=DType.INT32)
     widths = translator.transpose(f"{translator.name(node.name)}/widths", rows, (1, 0))
-    translator.emit_typed(
-        node, "Pad", [translator.plain(node.inputs[0]), widths], PLAIN, Tpaddings=translator.types[widths]
-    )
+    inputs, op = [translator.plain(node.inputs[0]), widths], "Pad"
+    if translator.has_input(node, 2):
+        scalar = translator.add_array(node, "value/shape", [], DType.INT32)
+        value = translator.plain(node.inputs[2])
+        inputs.append(translator.add_intermediate(node, "value", "Reshape", [value, scalar], Tshape=DType.INT32))
+        op = "PadV2"
+    translator.emit_typed(node, op, inputs, PLAIN, Tpaddings=translator.types[widths])
 
 
 @converts("Transpose")
