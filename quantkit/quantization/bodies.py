@@ -24,6 +24,8 @@ LOOP_SCALARS = 2
 SUBGRAPHS = ("then_branch", "else_branch", "body")
 # Number of layers that a reason names.
 NUM_NAMES = 3
+# Trip count from which a loop has no limit: exporters write the largest integer if only a condition ends the loop.
+UNLIMITED = 2**31 - 1
 # Errors of invalid subgraphs, which the runtime reports with more detail.
 _FAULTS = (QuantkitError, LookupError, ValueError, TypeError)
 
@@ -138,7 +140,8 @@ def _count_iterations(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) ->
         return 1
     if node.op == "Loop":
         limit = graph.constant_of(node.inputs[0]) if node.inputs else None
-        return None if limit is None or limit.num_elements != 1 else max(int(limit.array.reshape(())), 0)
+        count = None if limit is None or limit.num_elements != 1 else int(limit.array.reshape(()))
+        return None if count is None or count >= UNLIMITED else max(count, 0)
     sequence, axis = node.inputs[len(node.inputs) - _num_sequences(node)], _sequence_axes(node)[0]
     dims = shapes.get(sequence, UNKNOWN).dims
     return dims[axis] if dims else None

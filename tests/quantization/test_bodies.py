@@ -58,7 +58,7 @@ def test_if_counts_its_larger_branch_and_inner_subgraphs() -> None:
     assert summarize(graph).macs == 3 * 4 * 5
 
 
-@pytest.mark.parametrize(("count", "macs"), [(7, 7 * 3 * 4 * 4), (0, 0), (None, None)])
+@pytest.mark.parametrize(("count", "macs"), [(7, 7 * 3 * 4 * 4), (0, 0), (None, None), (2**63 - 1, None)])
 def test_loop_counts_all_iterations(count: int | None, macs: int | None) -> None:
     body = helper.make_graph(
         [product("next", "state", "w"), helper.make_node("Identity", ["go"], ["go_on"])],
