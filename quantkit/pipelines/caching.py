@@ -6,7 +6,7 @@ A shuffle before a map can be applied after it, so that the results of the map a
 """
 
 from dataclasses import dataclass
-from pathlib import Path
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
+from quantkit.memory import available_memory
 from quantkit.pipelines.execution import Execution
 from quantkit.pipelines.stages import (
     BATCHES,
@@ -186,9 +187,6 @@ def insert_cache(graph: Graph, site: CacheSite) -> Outcome:
 
 
 def free_memory() -> int:
-    """Return the free memory of the machine in bytes, 0 if it is not known."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    """Return the memory that this process can allocate in bytes, 0 if it is not known."""
+    available = available_memory()
+    return max(int(available), 0) if isfinite(available) else 0

@@ -15,8 +15,8 @@ from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.formats.state_files import write_state
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.memory import available_memory
 from quantkit.quantization.fallback import Loss
-from quantkit.quantization.finetuning.memory import available_memory
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
 from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, Objective, OutOfMemoryError, Simulator
@@ -372,6 +372,8 @@ def test_available_memory_is_the_smallest_limit(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 500 * 1024
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("5120\n")
     assert available_memory(tmp_path) == 4096
+    (tmp_path / "sys/fs/cgroup/memory.stat").write_text("file 700\nactive_file 100\ninactive_file 512\n")
+    assert available_memory(tmp_path) == 4096 + 512, "cached files are freed"
 
 
 def test_a_training_that_does_not_fit_into_memory_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from quantkit.evaluation.classification_metrics import SUM_TOLERANCE
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
+from quantkit.memory import available_memory
 from quantkit.model import Model
 from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
@@ -24,7 +25,6 @@ from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.corrections import correct_biases
 from quantkit.quantization.finetuning.equalization import equalize_layers
 from quantkit.quantization.finetuning.layerwise import tune_layers
-from quantkit.quantization.finetuning.memory import available_memory
 from quantkit.quantization.finetuning.report import FineTuning
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, scale_ranges, simulate

@@ -16,12 +16,17 @@ def available_memory(root: Path = Path("/")) -> float:
         root: root folder of ``proc`` and ``sys``.
     """
     machine = _read_field(root / "proc/meminfo", "MemAvailable:")
-    group = root / "sys/fs/cgroup"
     return min(
         inf if machine is None else machine * KIBIBYTE,
-        _read_number(group / "memory.max") - _read_number(group / "memory.current", 0.0),
+        _control_group(root / "sys/fs/cgroup"),
         _address_space(root / "proc/self"),
     )
+
+
+def _control_group(folder: Path) -> float:
+    """Return the rest of the memory of a control group in bytes; the kernel frees the cached files that it counts."""
+    used = _read_number(folder / "memory.current", 0.0) - (_read_field(folder / "memory.stat", "inactive_file ") or 0.0)
+    return _read_number(folder / "memory.max") - used
 
 
 def _address_space(process: Path) -> float:
