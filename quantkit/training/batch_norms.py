@@ -19,8 +19,8 @@ def find_batch_norms(layers: Iterable[Any]) -> list[Any]:
     return [layer for layer in layers if type(layer).__name__ in CLASSES and layer.trainable]
 
 
-def average_statistics(model: Any, batch_norms: Sequence[Any], batches: Iterable[Any]) -> None:
-    """Set the statistics of batch norms to their mean over some batches.
+def average_statistics(model: Any, batch_norms: Sequence[Any], batches: Iterable[Any]) -> int:
+    """Set the statistics of batch norms to their mean over some batches, and return the number of batches.
 
     Args:
         model: Keras model.
@@ -28,14 +28,17 @@ def average_statistics(model: Any, batch_norms: Sequence[Any], batches: Iterable
         batches: inputs of the model.
     """
     momenta = [layer.momentum for layer in batch_norms]
+    count = 0
     try:
-        for number, batch in enumerate(batches):
+        for batch in batches:
             for layer in batch_norms:
-                layer.momentum = number / (number + 1)
+                layer.momentum = count / (count + 1)
             model(batch, training=True)
+            count += 1
     finally:
         for layer, momentum in zip(batch_norms, momenta, strict=True):
             layer.momentum = momentum
+    return count
 
 
 def split_batches(samples: Any, size: int) -> Iterator[Any]:
@@ -49,11 +52,11 @@ def split_batches(samples: Any, size: int) -> Iterator[Any]:
     if hasattr(samples, "element_spec"):
         yield from (batch[0] if isinstance(batch, tuple) else batch for batch in samples)
     elif isinstance(samples, Mapping):
-        count = len(next(iter(samples.values())))
+        count = len(next(iter(samples.values()), ()))
         for start in range(0, count, size):
             yield {name: np.asarray(array[start : start + size]) for name, array in samples.items()}
     elif isinstance(samples, list | tuple):
-        for start in range(0, len(samples[0]), size):
+        for start in range(0, len(samples[0] if samples else ()), size):
             yield [np.asarray(array[start : start + size]) for array in samples]
     else:
         for start in range(0, len(samples), size):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantkit.arguments import public, require_callable, require_flag, require_positive
-from quantkit.errors import UsageError
+from quantkit.errors import InputError, UsageError
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow.calibrated_model import calibrate_model
@@ -208,6 +208,7 @@ def update_batch_norms(model: Any, samples: Any, *, batch: int = 32) -> Any:
 
     Raises:
         UsageError: the model is not a Keras model, or has no batch norm that is trained.
+        InputError: there are no samples.
         UnavailableError: TensorFlow is not installed.
     """
     require_positive(batch=batch)
@@ -217,7 +218,8 @@ def update_batch_norms(model: Any, samples: Any, *, batch: int = 32) -> Any:
         raise UsageError(
             f"the Keras model {model.name!r} has no batch norm that is trained", hint="set layer.trainable = True"
         )
-    average_statistics(model, batch_norms, split_batches(samples, batch))
+    if not average_statistics(model, batch_norms, split_batches(samples, batch)):
+        raise InputError("samples is empty, and the batch norms are unchanged", hint="pass the training samples")
     return model
 
 

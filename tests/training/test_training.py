@@ -213,6 +213,8 @@ def test_batch_norms_get_the_statistics_of_the_final_weights(
     np.testing.assert_allclose(np.array(norm.moving_mean), outputs.mean((0, 1)), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.array(norm.moving_variance), outputs.var(1).mean(0), rtol=1e-2)
     assert norm.momentum == momentum
+    with pytest.raises(InputError, match="samples is empty"):
+        training.update_batch_norms(model, IMAGES[:0])
     norm.trainable = False
     with pytest.raises(UsageError, match="has no batch norm that is trained"):
         training.update_batch_norms(model, samples)
