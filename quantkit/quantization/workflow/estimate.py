@@ -72,9 +72,12 @@ def estimate_quantization(model: Model) -> QuantizationEstimate:
     if is_quantized(model.graph):
         return QuantizationEstimate(problem="the model is already quantized")
     estimate = _estimate(model, DEFAULT_TARGET)
-    others = (target for target in targets().values() if target.dialect == model.graph.dialect)
-    alternatives = (_estimate(model, target.name) for target in others) if estimate.problem else ()
-    return next((each for each in alternatives if not each.problem), estimate)
+    if not estimate.problem:
+        return estimate
+    dialect = model.graph.dialect
+    names = [name for name, target in targets().items() if target.dialect == dialect and name != DEFAULT_TARGET]
+    alternatives = (_estimate(model, name) for name in names)
+    return next((alternative for alternative in alternatives if not alternative.problem), estimate)
 
 
 def _estimate(model: Model, target: str) -> QuantizationEstimate:
