@@ -51,7 +51,7 @@ def check(graph: Graph, x: Array = X) -> None:
         assert others.dtype == values.dtype
 
 
-def body(is_growing: bool) -> Any:
+def body(is_growing: bool, most: float | list[float] = 40.0) -> Any:
     """Return the body of a loop that adds the captured value x, and ends when a sum is large."""
     grow = [helper.make_node("Concat", ["added", "x"], ["state_out"], axis=0)]
     keep = [helper.make_node("Identity", ["added"], ["state_out"])]
@@ -63,9 +63,9 @@ def body(is_growing: bool) -> Any:
         helper.make_node("Less", ["sum", "most"], ["go_on"]),
         helper.make_node("ReduceMax", ["state_out"], ["row"], axes=[0], keepdims=0),
     ]
-    inputs = [info("step", dtype=INT64), info("go", dtype=BOOL), info("state", None, 4)]
-    outputs = [info("go_on", dtype=BOOL), info("state_out", None, 4), info("row", 4), info("sum")]
-    return helper.make_graph(nodes, "body", inputs, outputs, [array("most", 40, np.float32)])
+    inputs = [info("step", dtype=INT64), info("go", *np.shape(most), dtype=BOOL), info("state", None, 4)]
+    outputs = [info("go_on", *np.shape(most), dtype=BOOL), info("state_out", None, 4), info("row", 4), info("sum")]
+    return helper.make_graph(nodes, "body", inputs, outputs, [array("most", most, np.float32)])
 
 
 @pytest.mark.parametrize("is_growing", [False, True])
@@ -75,6 +75,21 @@ def test_loop_with_states_and_scan_outputs(limit: str, condition: str, is_growin
     nodes = [helper.make_node("Loop", [limit, condition, "x"], ["last", "rows", "sums"], body=body(is_growing))]
     outputs = [info("last", None, 4), info("rows", None, 4), info("sums", None)]
     check(read(nodes, outputs, [array("three", 3), array("many", 100), array("yes", True, bool)]))
+
+
+def test_conditions_of_one_element_are_scalars() -> None:
+    """TensorFlow takes a vector for true: the loop would not end before its limit, and the first branch would run."""
+    branches = [
+        helper.make_graph([helper.make_node(op, ["last"], [op])], op, [], [info(op, None, 4)]) for op in ("Neg", "Abs")
+    ]
+    nodes = [
+        helper.make_node("Loop", ["many", "yes", "x"], ["last", "rows", "sums"], body=body(True, [40.0])),
+        helper.make_node("ReduceMin", ["last"], ["least"], keepdims=0),
+        helper.make_node("Less", ["least", "zeros"], ["is_negative"]),
+        helper.make_node("If", ["is_negative"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    constants = [array("many", [100]), array("yes", [True], bool), array("zeros", [0], np.float32)]
+    check(read(nodes, [info("y", None, 4), info("sums", None)], constants))
 
 
 def test_inner_loops_of_equal_names_have_their_own_functions() -> None:

@@ -38,7 +38,7 @@ def _if(translator: OnnxTranslator, node: Node) -> None:
     translator.add_shapes(dict(zip(outputs, joined, strict=True)))
     results = tuple(translator.functions[names[0]].results.values())
     types = tuple(translator.types[edge] for edge in arguments)
-    predicate = translator.plain(node.inputs[0])
+    predicate = translator.condition(node, 0)
     roles = {role: FunctionName(name) for role, name in zip(ROLES, names, strict=True)}
     attrs: dict[str, Attr] = {"Tcond": DType.BOOL, "Tin": types, "Tout": results, "output_shapes": tuple(joined)}
     call = translator.emit(node, "StatelessIf", [predicate, *arguments], PLAIN, **attrs, **roles)

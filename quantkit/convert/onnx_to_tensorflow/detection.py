@@ -3,7 +3,7 @@
 import numpy as np
 
 from quantkit.convert.onnx_to_tensorflow.translator import PLAIN, OnnxTranslator, conversion_error, converts
-from quantkit.ir.graph import Edge, Node
+from quantkit.ir.graph import Node
 from quantkit.ir.tensor import DType
 
 # Default values of the inputs 2 to 4: number of boxes, overlap and score.
@@ -16,7 +16,7 @@ def _non_max_suppression(translator: OnnxTranslator, node: Node) -> None:
     if boxes is None or scores is None or boxes[0] != 1 or scores[1] != 1 or node.attrs.get("center_point_box"):
         raise conversion_error(node, "several images or classes, or boxes by center, are not supported")
     inputs = [
-        _reshape(translator, node, name, translator.plain(edge), dims)
+        translator.reshape(node, name, translator.plain(edge), dims)
         for name, edge, dims in zip(("boxes", "scores"), node.inputs, ([-1, 4], [-1]), strict=False)
     ]
     for slot, (default, dtype) in enumerate(_DEFAULTS, start=2):
@@ -24,7 +24,7 @@ def _non_max_suppression(translator: OnnxTranslator, node: Node) -> None:
         edge = (
             translator.plain(node.inputs[slot]) if is_stated else translator.add_array(node, f"{slot}", default, dtype)
         )
-        inputs.append(_reshape(translator, node, f"limit_{slot}", edge, []))
+        inputs.append(translator.reshape(node, f"limit_{slot}", edge, []))
     # Exporters write the largest int64 for all boxes, which int32 does not have.
     num_boxes = translator.add_intermediate(node, "num_boxes", "Size", [inputs[1]], out_type=DType.INT64)
     count = translator.add_intermediate(node, "limited", "Minimum", [inputs[2], num_boxes])
@@ -33,11 +33,6 @@ def _non_max_suppression(translator: OnnxTranslator, node: Node) -> None:
     name = f"{translator.name(node.name)}/selected"
     selected = translator.add_node(name, "NonMaxSuppressionV3", inputs, **types)
     translator.types[selected] = DType.INT32
-    column = _reshape(translator, node, "column", translator.add_cast(node, "wide", selected, DType.INT64), [-1, 1])
+    column = translator.reshape(node, "column", translator.add_cast(node, "wide", selected, DType.INT64), [-1, 1])
     image_and_class = translator.add_array(node, "image_and_class", [[0, 0], [2, 0]], DType.INT32)
     translator.emit_typed(node, "Pad", [column, image_and_class], PLAIN, Tpaddings=DType.INT32)
-
-
-def _reshape(translator: OnnxTranslator, node: Node, suffix: str, edge: Edge, dims: list[int]) -> Edge:
-    shape = translator.add_array(node, f"{suffix}/shape", dims, DType.INT32)
-    return translator.add_intermediate(node, suffix, "Reshape", [edge, shape], Tshape=DType.INT32)

@@ -126,7 +126,7 @@ def _scalars(translator: OnnxTranslator, node: Node) -> list[Edge]:
     """Return the number of the first iteration, and the condition of the first iteration."""
     zero = translator.add_array(node, "first", 0)
     if translator.has_input(node, 1):
-        return [zero, translator.plain(node.inputs[1])]
+        return [zero, translator.condition(node, 1)]
     return [zero, translator.add_array(node, "always", True, DType.BOOL)]
 
 
@@ -134,8 +134,7 @@ def _limit(translator: OnnxTranslator, node: Node) -> Edge:
     """Return the maximum number of iterations, a scalar."""
     if not translator.has_input(node, 0):
         return translator.add_array(node, "limit", np.iinfo(np.int64).max)
-    limit, shape = translator.plain(node.inputs[0]), translator.add_array(node, "limit/shape", [], DType.INT32)
-    return translator.add_intermediate(node, "limit", "Reshape", [limit, shape], Tshape=DType.INT32)
+    return translator.reshape(node, "limit", translator.plain(node.inputs[0]), [])
 
 
 def _empty_lists(translator: OnnxTranslator, loop: _TranslatedLoop) -> Iterator[Edge]:
@@ -193,9 +192,14 @@ def _body_function(name: str, loop: _TranslatedLoop, types: Sequence[DType]) -> 
             sources = tuple(_in_function(edge, edges) for edge in inner.inputs)
             nodes.append(inner.with_(name=f"{PREFIX}{inner.name}", inputs=sources))
     results = [_in_function(edge, edges) for edge in loop.body.outputs]
+    if loop.shapes[0].dims != ():  # the condition
+        scalar = constant("next/scalar", np.zeros(0, np.int32))
+        attrs: dict[str, Attr] = {"T": DType.BOOL, "Tshape": DType.INT32}
+        nodes += [scalar, Node("next/condition", "Reshape", (results[0], Edge(scalar.name)), attrs=attrs)]
+        results[0] = Edge("next/condition")
     lists = []
     for number, value in enumerate(results[1 + loop.num_states :]):
-        attrs: dict[str, Attr] = {"element_dtype": loop.list_type(number)}
+        attrs = {"element_dtype": loop.list_type(number)}
         push = Node(f"list_{number}", "TensorListPushBack", (Edge(arguments[first_list + number]), value), attrs=attrs)
         nodes.append(push)
         lists.append(Edge(push.name))

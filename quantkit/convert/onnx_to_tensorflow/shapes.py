@@ -135,15 +135,11 @@ def _pad(translator: OnnxTranslator, node: Node) -> None:
 
 def _pad_by_computed_widths(translator: OnnxTranslator, node: Node) -> None:
     """Pad by a constant: ONNX has the widths before all axes, then after them; TensorFlow has a row for each axis."""
-    shape = translator.add_array(node, "widths/shape", [2, -1], DType.INT32)
-    pads = translator.plain(node.inputs[1])
-    rows = translator.add_intermediate(node, "pads", "Reshape", [pads, shape], Tshape=DType.INT32)
+    rows = translator.reshape(node, "pads", translator.plain(node.inputs[1]), [2, -1])
     widths = translator.transpose(f"{translator.name(node.name)}/widths", rows, (1, 0))
     inputs, op = [translator.plain(node.inputs[0]), widths], "Pad"
     if translator.has_input(node, 2):
-        scalar = translator.add_array(node, "value/shape", [], DType.INT32)
-        value = translator.plain(node.inputs[2])
-        inputs.append(translator.add_intermediate(node, "value", "Reshape", [value, scalar], Tshape=DType.INT32))
+        inputs.append(translator.reshape(node, "value", translator.plain(node.inputs[2]), []))
         op = "PadV2"
     translator.emit_typed(node, op, inputs, PLAIN, Tpaddings=translator.types[widths])
 

@@ -312,6 +312,17 @@ class OnnxTranslator:
         """Add an intermediate node of the conversion of ``node``."""
         return self.add_node(f"{self.name(node.name)}/{suffix}", op, inputs, T=self.types[inputs[0]], **attrs)
 
+    def reshape(self, node: Node, suffix: str, edge: Edge, dims: Sequence[int]) -> Edge:
+        """Add a Reshape to constant sizes in the conversion of ``node``."""
+        shape = self.add_array(node, f"{suffix}/shape", dims, DType.INT32)
+        return self.add_intermediate(node, suffix, "Reshape", [edge, shape], Tshape=DType.INT32)
+
+    def condition(self, node: Node, slot: int) -> Edge:
+        """Return a condition as a scalar: TensorFlow takes any other tensor with an element for true."""
+        edge = self.plain(node.inputs[slot])
+        is_scalar = self.shape(node.inputs[slot]).dims == ()
+        return edge if is_scalar else self.reshape(node, "condition", edge, [])
+
 
 def conversion_error(node: Node, reason: str) -> OnnxConversionError:
     """Return the error for a node that cannot be converted."""
