@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -286,21 +287,29 @@ def measure(name: str, build: Path, packages: Path | None) -> dict[str, Any]:
     row["round_trip"] = attempt(round_trip)
     calibration = build_path(build, name, ".calibration.npz")
     np.savez(calibration, **seeded_inputs(name, model, CALIBRATION, 0))  # type: ignore[arg-type]
-
-    def quantize(target: str) -> dict[str, Any]:
-        suffix, runtime = TARGETS[target]
+    row["targets"] = {}
+    for target, (suffix, _) in TARGETS.items():
         path = build_path(build, name, f".int8{suffix}")
-        report = qk.quantize(folded[0], calibration, target=target, runs=0, output=path).report
-        macs = report.census.int8_macs + report.census.float_macs
-        return {
-            "planned": round(report.census.int8_fraction, 4) if macs else None,
-            "unknown_macs": dict(report.census.unknown_macs),
-            "executed": {key: round(value, 4) for key, value in report.census.executed.items()},
-            "sqnr": sqnr(expected, run_model(path, runtime, feeds)),
-        }
-
-    row["targets"] = {target: attempt(lambda target=target: quantize(target)) for target in TARGETS}  # type: ignore[misc]
+        row["targets"][target] = attempt(partial(quantize, folded[0], calibration, target, path, feeds, expected))
     return row
+
+
+def quantize(
+    model: qk.Model,
+    calibration: Path,
+    target: str,
+    path: Path,
+    feeds: Mapping[str, Array],
+    expected: Mapping[str, Array],
+) -> dict[str, Any]:
+    """Write the int8 model of a target, and return its fractions of the MACs and its SQNR for held-out inputs."""
+    census = qk.quantize(model, calibration, target=target, runs=0, output=path).report.census
+    return {
+        "planned": round(census.int8_fraction, 4) if census.int8_macs + census.float_macs else None,
+        "unknown_macs": dict(census.unknown_macs),
+        "executed": {key: round(value, 4) for key, value in census.executed.items()},
+        "sqnr": sqnr(expected, run_model(path, TARGETS[target][1], feeds)),
+    }
 
 
 def measure_in_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
