@@ -30,7 +30,8 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
 
     In ONNX graphs also: consecutive views become one Reshape, a transpose that moves only axes of
     size 1 becomes a Reshape, consecutive slices and concatenations are merged, Slice and Squeeze become
-    Gather, a Squeeze after a reduction becomes keepdims=0, and x * (1 / y) becomes x / y.
+    Gather, a Squeeze after a reduction becomes keepdims=0, x * (1 / y) becomes x / y, and elementwise
+    ops, pads and reductions between transposes compute before them where fewer transposes then remain.
 
     Skips factors whose product would leave the range of float32, summands of different signs, x + 0
     that could change -0 to 0, rules that depend on an unknown shape, and negations by which
@@ -170,6 +171,18 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
         same = Flatten(w)
         line = Constant[int64]([-1])
         v = Reshape(same, line)
+
+    Example:
+        simplify_arithmetic
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3x4x5]()
+        swapped = Transpose(x, perm=[0, 2, 3, 1])
+        bias = Constant([1.0, -2.0, 3.0])
+        sum = Add(swapped, bias)
+        positive = Relu(sum)
+        y = Transpose(positive, perm=[0, 3, 1, 2])
     """
     if graph.dialect == onnx.DIALECT:
         return onnx_arithmetic.simplify(graph, signed_zeros)

@@ -37,7 +37,7 @@ def fold_pads(graph: Graph) -> Outcome:
     After:   x -> Conv2D(SAME) or Conv2D(EXPLICIT)
 
     Options: none. A Pad of zero widths becomes an Identity, which remove_nodes removes. In ONNX graphs,
-    Conv and AveragePool, which then counts the padding.
+    Conv, also after a Transpose, and AveragePool, which then counts the padding.
 
     Skips if the padded value is not a constant zero, or if batch or channels are padded. Skips
     AvgPool, which averages over the zeros of a Pad but not over its own padding. Skips

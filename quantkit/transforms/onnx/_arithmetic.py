@@ -22,6 +22,7 @@ from quantkit.transforms.onnx._facts import (
     reason_to_keep,
     remove_new_identities,
 )
+from quantkit.transforms.onnx._transposes import remove_transposes
 
 Rewritten = list[Node] | Skip | None
 Simplify = Callable[[GraphFacts, Graph, Node], Rewritten]
@@ -40,6 +41,9 @@ def simplify(graph: Graph, signed_zeros: bool) -> Outcome:
     changes: list[str] = []
     outcome = Outcome(graph)
     for _ in range(MAX_PASSES):
+        moved = remove_transposes(graph)
+        changes += moved.changes
+        graph = moved.graph
         facts = GraphFacts.of(graph)
         table: tuple[tuple[str, Simplify], ...] = (
             ("Add|Sub|Mul|Div|Pow", partial(_remove_neutral, signed_zeros)),
@@ -47,7 +51,7 @@ def simplify(graph: Graph, signed_zeros: bool) -> Outcome:
             *_movement.RULES,
         )
         outcome = apply_rules(graph, *(_as_rule(facts, ops, rule) for ops, rule in table))
-        if not outcome.changes:
+        if not outcome.changes and not moved.changes:
             break
         changes += outcome.changes
         graph = remove_new_identities(graph, outcome.graph)

@@ -1,13 +1,13 @@
 """Folding of Pad into the padding of convolutions and average pools of ONNX graphs.
 
-conv(pad(x), pads)  ==  conv(x, pads + widths)        for zeros around the spatial axes
+conv(pad(x), pads)  ==  conv(x, pads + widths)        for zeros around the spatial axes, also through a transpose
 """
 
 from typing import Any
 
-from quantkit.ir.graph import Graph, Node
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
-from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
 from quantkit.transforms.onnx._facts import constant_value, has_input, integers, producer, reason_to_keep
 
 
@@ -17,15 +17,21 @@ def fold_pads(graph: Graph) -> Outcome:
 
 
 def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
-    pad = producer(graph, root.inputs[0], "Pad") if root.inputs else None
+    transpose = producer(graph, root.inputs[0], "Transpose") if root.inputs else None
+    pad = producer(graph, (transpose or root).inputs[0], "Pad") if root.inputs else None
     if pad is None or root.name in graph.input_names:
         return None
-    reason = reason_to_keep(graph, pad, root) or _value_reason(graph, pad)
+    reason = reason_to_keep(graph, pad, transpose or root) or _value_reason(graph, pad)
+    if transpose is not None:
+        reason = reason or reason_to_keep(graph, transpose, root)
     widths = integers(graph, pad, "pads", 1)
     if reason or widths is None or has_input(pad, 3):
         return Skip(reason or f"the widths of {pad.name} are not constant, or for some axes only")
     rank = len(widths) // 2
-    before, after = widths[:rank], widths[rank:]
+    order = list(range(rank)) if transpose is None else integers(graph, transpose, "perm", 1) or []
+    if sorted(order) != list(range(rank)):
+        return None
+    before, after = ([side[axis] for axis in order] for side in (widths[:rank], widths[rank:]))
     if rank < 3 or min(widths) < 0 or any((*before[:2], *after[:2])):
         return Skip(f"{pad.name} pads batch or channels, or removes elements")
     attrs: dict[str, Any] = dict(root.attrs)
@@ -38,7 +44,10 @@ def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
         attrs["count_include_pad"] = 1
     attrs.pop("auto_pad", None)
     attrs["pads"] = tuple(size + width for size, width in zip(own, (*before[2:], *after[2:]), strict=True))
-    return [root.with_(inputs=(pad.inputs[0], *root.inputs[1:]), attrs=attrs)]
+    if transpose is None:
+        return [root.with_(inputs=(pad.inputs[0], *root.inputs[1:]), attrs=attrs)]
+    moved = transpose.with_(name=free_name(graph, f"{transpose.name}/unpadded"), inputs=pad.inputs[:1])
+    return [moved, root.with_(inputs=(Edge(moved.name), *root.inputs[1:]), attrs=attrs)]
 
 
 def _value_reason(graph: Graph, pad: Node) -> str:
