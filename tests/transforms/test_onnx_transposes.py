@@ -68,6 +68,7 @@ def test_transposes_disappear_and_outputs_stay(body: str, transposes: int) -> No
         "x = Relu(s)\n    y = Identity(x)",  # one transpose before or after
         "other = Transpose(b, perm=[0, 3, 2, 1])\n    x = Transpose(other, perm=[0, 1, 3, 2])\n    y = Mul(s, x)",
         "y = Add(s, t)",  # an output keeps its name and its axes
+        "bad = Transpose(b, perm=[0, 2, 2, 1])\n    x = Relu(bad)\n    y = Transpose(x, perm=[0, 3, 1, 2])",
         "wide = Constant[1x1x1x1x3]([1.0, 2.0, 3.0])\n    x = Add(s, wide)\n    y = Identity(x)",
     ],
 )
@@ -75,6 +76,20 @@ def test_graphs_stay_where_no_transpose_would_disappear(body: str) -> None:
     outcome = remove_transposes(graph_of(body))
     assert not outcome.changes
     assert outcome.graph.op_counts == graph_of(body).op_counts
+
+
+def test_unused_transposes_disappear() -> None:
+    unused = "u = Transpose(b, perm=[0, 2, 3, 1])\n    v = Neg(u)\n    w = Transpose(v, perm=[0, 3, 1, 2])\n"
+    body = f"x = Relu(s)\n    y = Transpose(x, perm=[0, 3, 1, 2])\n    {unused}"
+    assert "Transpose" not in remove_transposes(graph_of(body)).graph.op_counts
+
+
+def test_the_limits_of_a_clip_keep_their_shape() -> None:
+    low = "low = Constant([-0.5])"
+    before = graph_of(f"{low}\n    x = Clip(s, low)\n    y = Transpose(x, perm=[0, 3, 1, 2])")
+    after = remove_transposes(before).graph
+    assert "Transpose" not in after.op_counts
+    assert after["low"].value.shape == (1,)
 
 
 def test_a_transpose_with_other_consumers_stays() -> None:

@@ -36,6 +36,9 @@ ELEMENTWISE_OPS = frozenset(
 # Reductions, whose axes can be permuted.
 REDUCTION_OPS = frozenset(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"))
 
+# Ops whose constants are parameters and do not broadcast.
+PARAMETER_OPS = frozenset(("Clip", "Pad"))
+
 Order = tuple[int, ...]
 
 
@@ -46,7 +49,8 @@ def remove_transposes(graph: Graph) -> Outcome:
     for order in dict.fromkeys(orders.values()):
         transposes = {name for name in orders if orders[name] == order and name in graph}
         for region in _regions(graph, order, transposes):
-            if _num_removed(graph, region, order) > 0:
+            # An earlier move removes nodes that no output needs.
+            if all(name in graph for name in region) and _num_removed(graph, region, order) > 0:
                 changes.append(f"{len(region)} ops from {region[0]} move before a Transpose")
                 graph = _move(graph, region, order)
     return Outcome(graph, tuple(changes))
@@ -57,8 +61,8 @@ def _order(graph: Graph, name: str) -> Order:
     node = graph[name]
     if node.op != "Transpose" or name in graph.input_names or not has_input(node, 0):
         return ()
-    order = integers(graph, node, "perm", 1)
-    return tuple(order or ())
+    order = integers(graph, node, "perm", 1) or []
+    return tuple(order) if sorted(order) == list(range(len(order))) else ()
 
 
 def _inverse(order: Order) -> Order:
@@ -80,7 +84,7 @@ def _regions(graph: Graph, order: Order, transposes: set[str]) -> Iterable[list[
         ):
             continue
         edges = [edge for edge in node.inputs if edge.node and not _is_constant(graph, edge)]
-        if not edges or any(edge.port or edge.node not in {*transposes, *members} for edge in edges):
+        if not edges or any(edge.port or (edge.node not in transposes and edge.node not in members) for edge in edges):
             continue
         # Regions that meet at a node, or begin at the same transpose, become one.
         labels = {members[edge.node] if edge.node in members else sources.get(edge.node, -1) for edge in edges} - {-1}
@@ -184,7 +188,7 @@ def _move_node(graph: Graph, node: Node, names: Mapping[str, str], order: Order)
             inputs.append(Edge(names[edge.node]))
         elif edge.node and not _is_constant(graph, edge):
             inputs.append(graph[edge.node].inputs[0])
-        elif tensor is None or not tensor.shape or node.op == "Pad":
+        elif tensor is None or not tensor.shape or node.op in PARAMETER_OPS:
             inputs.append(edge)
         else:
             values = tensor.array.reshape((1,) * (len(order) - len(tensor.shape)) + tensor.shape)
