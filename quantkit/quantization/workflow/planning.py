@@ -5,8 +5,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from quantkit.arguments import expand_user
-from quantkit.errors import InputError, UsageError, one_line
+from quantkit.errors import GraphError, InputError, QuantkitError, UsageError, one_line
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ops.validation import find_invalid_node
 from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.calibration.trained_ranges import plan_trained
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
@@ -117,7 +118,16 @@ def convert_uncalibrated(graph: Graph, plan: Plan) -> Graph:
     target = find_target(plan.scheme.target)
     if plan.scheme.weights_only:
         return target.store_weights(graph, plan)
-    return target.convert(graph, plan, uncalibrated_ranges(plan))
+    try:
+        return target.convert(graph, plan, uncalibrated_ranges(plan))
+    except QuantkitError:
+        raise
+    except Exception as error:
+        # Targets expect valid nodes: an invalid one is the cause of any other error.
+        invalid = find_invalid_node(graph)
+        if invalid is None:
+            raise
+        raise GraphError(invalid.message, hint=invalid.hint) from error
 
 
 def uncalibrated_ranges(plan: Plan) -> Ranges:

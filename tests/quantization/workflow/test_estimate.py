@@ -2,11 +2,15 @@ import numpy as np
 import pytest
 
 from quantkit import quantize
+from quantkit.errors import GraphError
 from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
 from quantkit.model import load
+from quantkit.quantization import Scheme, annotate
+from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.estimate import QuantizationEstimate
 from quantkit.quantization.workflow.estimate import estimate_quantization as estimate_model
+from quantkit.quantization.workflow.planning import convert_uncalibrated
 from quantkit.summary.next_step import recommend_command
 
 
@@ -96,3 +100,23 @@ def test_the_estimate_equals_the_report_of_quantize() -> None:
 def test_an_op_without_a_form_in_the_target_is_a_problem() -> None:
     text = "inputs: x\noutputs: y\nx = Placeholder[2x4]()\nw = Const[4x4]()\nm = MatMul(x, w, T=float)\n"
     assert "Digamma" in str(estimate_quantization(from_text(f"{text}y = Digamma(m, T=float)")))
+
+
+def test_an_invalid_node_is_the_problem_of_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that fails on a damaged file is not at fault: the invalid node is named."""
+
+    def convert(*arguments: object) -> None:
+        raise TypeError
+
+    graph = from_text("""
+        inputs: x
+        outputs: y
+        x = Placeholder[1x4x4x3]()
+        y = AvgPool(x, ksize=wrong, strides=[1, 1, 1, 1], padding=SAME)
+    """)
+    monkeypatch.setattr(type(find_target("tensorflow")), "convert", convert)
+    plan = annotate(graph, Scheme.for_target("tensorflow"))
+    with pytest.raises(GraphError, match="node 'y'"):
+        convert_uncalibrated(graph, plan)
+    with pytest.raises(TypeError):
+        convert_uncalibrated(graph.with_nodes([graph["x"]]).with_endpoints(["x"], ["x"]), plan)
