@@ -49,6 +49,8 @@ ABSENT = None
 LSTM = (Weights(random(1, 16, 3)), Weights(random(1, 16, 4)), Weights(random(1, 32)))
 BOTH = tuple(Weights(np.concatenate([part.array, -part.array])) for part in LSTM)
 GRU = (Weights(random(1, 12, 3)), Weights(random(1, 12, 4)), Weights(random(1, 24)))
+TWO_GRU = tuple(Weights(np.concatenate([part.array, -part.array])) for part in GRU)
+TWO = {"hidden_size": 4, "outputs": 2, "direction": b"bidirectional"}
 NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"asymmetric", "nearest_mode": b"floor"}
 SCALES = Weights(np.float32([1, 1, 2, 3]))
 
@@ -116,7 +118,19 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
         (IMAGE, Weights(random(4, 3, 3, 3))),
         {"strides": (2, 2), "pads": (1, 0, 2, 1), "output_padding": (1, 0), "group": 2},
     ),
+    ("ConvTranspose", (Open(IMAGE), Weights(random(4, 3, 3, 2)), Weights(random(3))), {"strides": (2, 2)}),
+    (
+        "ConvTranspose",
+        (Open(IMAGE), Weights(random(4, 3, 3, 3))),
+        {"strides": (3, 2), "pads": (1, 0, 0, 2), "output_padding": (2, 0), "group": 2},
+    ),
+    ("Pad", (IMAGE, Const([0, 0, 1, 2, 0, 0, 3, 0])), {"mode": b"edge"}),
+    ("Pad", (Open(ROWS), Const([2, 0, 1, 3])), {"mode": b"edge"}),
     ("LSTM", (SIGNAL, *LSTM), {"hidden_size": 4, "outputs": 3}),
+    ("LSTM", (Open(SIGNAL), *LSTM), {"hidden_size": 4, "outputs": 3, "direction": b"reverse"}),
+    ("LSTM", (Open(SIGNAL), *LSTM, ABSENT, random(1, 2, 4), random(1, 2, 4) / 2), {"hidden_size": 4, "outputs": 3}),
+    ("GRU", (Open(SIGNAL), *TWO_GRU, ABSENT, random(2, 2, 4)), {**TWO, "linear_before_reset": 1}),
+    ("GRU", (Open(SIGNAL), *TWO_GRU), TWO),
     ("LSTM", (SIGNAL, *BOTH), {"hidden_size": 4, "outputs": 3, "direction": b"bidirectional"}),
     ("LSTM", (SIGNAL, *LSTM, ABSENT, random(1, 2, 4), random(1, 2, 4) / 2), {"hidden_size": 4, "outputs": 3}),
     ("GRU", (SIGNAL, *GRU), {"hidden_size": 4, "outputs": 2, "linear_before_reset": 1}),
@@ -175,7 +189,8 @@ def results() -> Mapping[int, list[Array]]:
     nodes = [node for graph in converted for node in graph.nodes.values()]
     inputs, outputs = ([edge for graph in converted for edge in getattr(graph, name)] for name in ("inputs", "outputs"))
     feeds = {name: array for _, feeds in GRAPHS for name, array in feeds.items()}
-    with qk.open_session(Graph.of(nodes, inputs, outputs, library=Library()), "tensorflow") as session:
+    library = Library[Graph]().with_(*(graph.library[name] for graph in converted for name in graph.library))
+    with qk.open_session(Graph.of(nodes, inputs, outputs, library=library), "tensorflow") as session:
         values = session.run(feeds)
     return {number: [values[str(edge)] for edge in graph.outputs] for number, graph in enumerate(converted)}
 

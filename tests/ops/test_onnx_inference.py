@@ -10,6 +10,7 @@ from quantkit.formats import load, onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ir.text import from_text
+from quantkit.ops.onnx.shapes import count_macs
 from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.shape_inference import infer, infer_shapes
 from quantkit.recipes.verify import verification_feeds
@@ -149,3 +150,25 @@ def _feeds(name: str, inputs: Sequence[TensorInfo]) -> Mapping[str, Array]:
     arrays = INPUTS.get(name, {})
     states = {info.name: np.zeros((2, 1, 128), np.float32) for info in inputs if info.name == "state"}
     return {**arrays, **states}
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "steps", "count"),
+    [
+        # 5 steps of 2 samples, 2 directions: gates * hidden rows of W (3 columns) and of R (4 columns)
+        ("LSTM", 16, "5", 5 * 2 * 2 * (16 * 3 + 16 * 4)),
+        ("GRU", 12, "5", 5 * 2 * 2 * (12 * 3 + 12 * 4)),
+        ("GRU", 12, "?", None),
+    ],
+)
+def test_macs_of_recurrent_layers(op: str, size: int, steps: str, count: int | None) -> None:
+    graph = from_text(f"""
+    dialect: onnx
+    inputs: x
+    outputs: y
+    x = Placeholder[{steps}x2x3]()
+    w = Constant[2x{size}x3]()
+    r = Constant[2x{size}x4]()
+    y = {op}(x, w, r, direction="bidirectional", hidden_size=4)
+    """)
+    assert count_macs(graph["y"], infer_shapes(graph)) == count

@@ -1,7 +1,7 @@
 """Conversion of convolutions, pools, norms and matrix products."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -87,30 +87,32 @@ def _emit_row(translator: OnnxTranslator, node: Node) -> None:
 def _conv_transpose(translator: OnnxTranslator, node: Node) -> None:
     """Convert to a transposed convolution without padding, and a crop."""
     weights = translator.constant_of(node.inputs[1])
-    dims = translator.shape(node.inputs[0]).dims
     attrs: Mapping[str, Any] = node.attrs
-    if weights is None or len(weights.shape) != 4 or dims is None or None in dims[1:]:
-        raise conversion_error(node, "the weights must be constant and have rank 4, and the image size must be known")
+    if weights is None or len(weights.shape) != 4:
+        raise conversion_error(node, "the weights must be constant and have rank 4")
     if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or attrs.get("output_shape"):
         raise conversion_error(node, "auto_pad and output_shape are not supported")
     strides, dilations = (tuple(attrs.get(name) or (1, 1)) for name in ("strides", "dilations"))
     pads, extra = attrs.get("pads") or (0,) * 4, attrs.get("output_padding") or (0, 0)
     groups = attrs.get("group", 1)
     spans = [(size - 1) * dilation + 1 for size, dilation in zip(weights.shape[2:], dilations, strict=True)]
-    full = [(int(dims[2 + axis] or 0) - 1) * strides[axis] + spans[axis] for axis in (0, 1)]
-    ends = [size - pads[2 + axis] + extra[axis] for axis, size in enumerate(full)]
-    sizes = [max(pair) for pair in zip(full, ends, strict=True)]
+    # Pixels that the crop removes at the end; a negative number adds pixels.
+    removed = [pads[2 + axis] - extra[axis] for axis in (0, 1)]
+    # The product has size * stride + offset pixels.
+    offsets = [spans[axis] - strides[axis] - min(removed[axis], 0) for axis in (0, 1)]
     layer: dict[str, Attr] = {
         "strides": (1, *strides, 1),
         "dilations": (1, *dilations, 1),
         "padding": b"VALID",
         "data_format": b"NHWC",
     }
+    sizes = _transposed_shape(translator, node, weights.shape[1], strides, offsets)
     product = _transposed_product(translator, node, weights, groups, sizes, layer)
-    if (ends, list(pads[:2])) != (sizes, [0, 0]):
-        limits = ([0, *pads[:2], 0], [0, *ends, 0], [1] * 4)
+    if any(pads[:2]) or max(removed) > 0:
+        limits = ([0, *pads[:2], 0], [0, *(-max(size, 0) for size in removed), 0], [1] * 4)
         edges = [translator.add_array(node, f"crop/{number}", values) for number, values in enumerate(limits)]
-        masks = {"begin_mask": 9, "end_mask": 9}
+        whole = sum(2 << axis for axis, size in enumerate(removed) if size <= 0)
+        masks = {"begin_mask": 9, "end_mask": 9 | whole}
         product = translator.add_intermediate(
             node, "crop", "StridedSlice", [product, *edges], Index=DType.INT64, **masks
         )
@@ -121,23 +123,35 @@ def _conv_transpose(translator: OnnxTranslator, node: Node) -> None:
         translator.emit_typed(node, "Identity", [product], NHWC)
 
 
-def _transposed_product(
-    translator: OnnxTranslator, node: Node, weights: Tensor, groups: int, sizes: list[int], attrs: Mapping[str, Attr]
+def _transposed_shape(
+    translator: OnnxTranslator, node: Node, depth: int, strides: Sequence[int], offsets: Sequence[int]
 ) -> Edge:
-    """Return a transposed convolution of each group of channels, of ``sizes`` pixels."""
+    """Return the shape of a transposed convolution of ``depth`` channels: size * stride + offset pixels."""
+    batch, _, *sizes = translator.shape(node.inputs[0]).dims or (None,) * 4
+    pixels = [None if size is None else size * strides[axis] + offsets[axis] for axis, size in enumerate(sizes)]
+    if batch is not None and None not in pixels:
+        return translator.add_array(node, "sizes", [batch, *pixels, depth], DType.INT32)  # type: ignore[arg-type]
+    shape = shape_of(translator, node, translator.nhwc(node.inputs[0]))
+    if None in pixels:
+        factors = translator.add_array(node, "sizes/factors", [1, *strides, 0])
+        terms = translator.add_array(node, "sizes/terms", [0, *offsets, depth])
+        scaled = translator.add_intermediate(node, "sizes/scaled", "Mul", [shape, factors])
+        output = translator.add_intermediate(node, "sizes", "AddV2", [scaled, terms])
+        return translator.add_cast(node, "sizes/int", output, DType.INT32)
+    begin, size = (translator.add_array(node, f"batch/{limit}", [limit]) for limit in (0, 1))
+    first = translator.add_intermediate(node, "batch", "Slice", [shape, begin, size], Index=DType.INT64)
+    rest = translator.add_array(node, "sizes/rest", [*pixels, depth])  # type: ignore[arg-type]
+    axis = translator.add_array(node, "sizes/axis", 0, DType.INT32)
+    output = translator.add_intermediate(node, "sizes", "ConcatV2", [first, rest, axis], N=2, Tidx=DType.INT32)
+    return translator.add_cast(node, "sizes/int", output, DType.INT32)
+
+
+def _transposed_product(
+    translator: OnnxTranslator, node: Node, weights: Tensor, groups: int, output: Edge, attrs: Mapping[str, Attr]
+) -> Edge:
+    """Return a transposed convolution of each group of channels, of the shape ``output``."""
     source = translator.nhwc(node.inputs[0])
-    channels, depth = weights.shape[0] // groups, weights.shape[1]
-    batch = (translator.shape(node.inputs[0]).dims or (None,))[0]
-    if batch is None:
-        begin, size = (translator.add_array(node, f"batch/{limit}", [limit]) for limit in (0, 1))
-        shape = shape_of(translator, node, source)
-        first = translator.add_intermediate(node, "batch", "Slice", [shape, begin, size], Index=DType.INT64)
-        rest = translator.add_array(node, "sizes/rest", [*sizes, depth])
-        axis = translator.add_array(node, "sizes/axis", 0, DType.INT32)
-        output = translator.add_intermediate(node, "sizes", "ConcatV2", [first, rest, axis], N=2, Tidx=DType.INT32)
-        output = translator.add_cast(node, "sizes/int", output, DType.INT32)
-    else:
-        output = translator.add_array(node, "sizes", [batch, *sizes, depth], DType.INT32)
+    channels = weights.shape[0] // groups
     parts = []
     for group in range(groups):
         part = source

@@ -68,7 +68,20 @@ class _TranslatedLoop:
 
 @converts("Loop")
 def _loop(translator: OnnxTranslator, node: Node) -> None:
-    loop, captured = _translate_body(translator, node)
+    body, captured = read_subgraph(translator, node, "body")
+    convert_loop(translator, node, body, captured)
+
+
+def convert_loop(translator: OnnxTranslator, node: Node, body: Graph, captured: Sequence[Edge]) -> None:
+    """Add the loop of a Loop node, whose outputs then have values.
+
+    Args:
+        translator: state of the conversion.
+        node: Loop; its attribute ``body`` is not used.
+        body: ONNX graph of the body; its inputs are iteration, condition, states and captured values.
+        captured: values from outside that the body uses.
+    """
+    loop = _translate_body(translator, node, body)
     if len(loop.outputs) - 1 < num_outputs(node):
         raise conversion_error(node, "the body has too few outputs")
     states = [translator.plain(edge) for edge in node.inputs[SCALARS:]]
@@ -94,15 +107,14 @@ def _loop(translator: OnnxTranslator, node: Node) -> None:
         translator.values[output, PLAIN] = _stack(translator, loop, port - loop.num_states, value) if is_list else value
 
 
-def _translate_body(translator: OnnxTranslator, node: Node) -> tuple[_TranslatedLoop, list[Edge]]:
-    """Return the translated body, and the values from outside that it uses.
+def _translate_body(translator: OnnxTranslator, node: Node, body: Graph) -> _TranslatedLoop:
+    """Return the translated body.
 
     The shapes of the states are those before the first iteration; sizes that an iteration changes are unknown.
     """
     shapes = [translator.shape(edge) for edge in node.inputs[SCALARS:]]
     types = [DType.INT64, DType.BOOL, *(translator.dtype(edge) for edge in node.inputs[SCALARS:])]
     while True:  # each further pass has more unknown sizes
-        body, captured = read_subgraph(translator, node, "body")
         stated = zip(body.inputs, types, [Shape(()), Shape(()), *shapes], strict=False)
         infos = {edge.node: (dtype, shape) for edge, dtype, shape in stated}
         nodes = [
@@ -119,7 +131,7 @@ def _translate_body(translator: OnnxTranslator, node: Node) -> tuple[_Translated
     translator.functions |= body_translator.functions
     output_types = tuple(body_translator.types[edge] for edge in translated.outputs)
     output_shapes = (results[0], *shapes, *results[1 + len(shapes) :])
-    return _TranslatedLoop(translator.name(node.name), translated, output_types, output_shapes, len(shapes)), captured
+    return _TranslatedLoop(translator.name(node.name), translated, output_types, output_shapes, len(shapes))
 
 
 def _scalars(translator: OnnxTranslator, node: Node) -> list[Edge]:

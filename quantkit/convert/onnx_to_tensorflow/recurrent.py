@@ -1,5 +1,7 @@
 """Conversion of LSTM and GRU to one cell for each step, such that their products can be quantized.
 
+Sequences of unknown length, or of more than `MAX_STEPS` steps, become a loop around one cell.
+
 LSTM, gates i o f c:   c' = sigmoid(f) c + sigmoid(i) tanh(g),   h' = sigmoid(o) tanh(c')
 GRU, gates z r h:      h' = (1 - z) n + z h,   n = tanh(x W + r (h R + b))   with linear_before_reset, else (r h) R + b
 """
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.convert.onnx_to_tensorflow.recurrent_loops import convert_by_loop
 from quantkit.convert.onnx_to_tensorflow.translator import PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType
@@ -66,7 +69,8 @@ def _recurrent(translator: OnnxTranslator, node: Node) -> None:
     dims = translator.shape(node.inputs[0]).dims
     _check(translator, node)
     if dims is None or dims[0] is None or dims[0] > MAX_STEPS:
-        raise conversion_error(node, f"the number of steps must be known, and at most {MAX_STEPS}")
+        convert_by_loop(translator, node)
+        return
     weights, recurrent = translator.constant(node, 1), translator.constant(node, 2)
     bias = translator.constant(node, 3) if translator.has_input(node, 3) else None
     direction: Any = node.attrs.get("direction", b"forward")

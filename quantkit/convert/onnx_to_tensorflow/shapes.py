@@ -1,6 +1,6 @@
 """Conversion of reductions, concatenation, splits, padding and reshapes; axes follow the layout of the value."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from quantkit.convert.layouts import TO_NCHW, TO_NHWC
 from quantkit.convert.onnx_to_tensorflow.arrays import num_outputs, shape_of
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
-from quantkit.ir.graph import Edge, Node
+from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor
 
 REDUCTIONS = {
@@ -116,6 +116,9 @@ def _pad(translator: OnnxTranslator, node: Node) -> None:
         raise conversion_error(node, "negative padding, a subset of axes and an unknown rank are not supported")
     layout = NHWC if rank == 4 and translator.is_nhwc(edge) else PLAIN
     widths = np.array(pads, np.int32).reshape(2, rank).T[list(TO_NHWC) if layout == NHWC else slice(None)]
+    if mode == b"edge":
+        _repeat_edges(translator, node, translator.in_layout(edge, layout), widths.tolist(), layout)
+        return
     inputs = [
         translator.in_layout(edge, layout),
         translator.add_constant(f"{translator.name(node.name)}/widths", Tensor.of(widths)),
@@ -131,6 +134,30 @@ def _pad(translator: OnnxTranslator, node: Node) -> None:
         return
     fill = translator.add_constant(f"{translator.name(node.name)}/value", Tensor.of(np.float32(value)))
     translator.emit_typed(node, "PadV2", [*inputs, fill], layout, Tpaddings=DType.INT32)
+
+
+def _repeat_edges(
+    translator: OnnxTranslator, node: Node, source: Edge, widths: Sequence[tuple[int, int]], layout: str
+) -> None:
+    """Pad with the first and the last slice of each axis."""
+    for axis, (before, after) in enumerate(widths):
+        if before or after:
+            first, last = (_edge_slice(translator, node, source, axis, at) for at in (0, -1))
+            parts = [*[first] * before, source, *[last] * after]
+            axis_edge = translator.add_array(node, "axis", axis, DType.INT32)
+            attrs: dict[str, Attr] = {"N": len(parts), "Tidx": DType.INT32}
+            source = translator.add_intermediate(node, "padded", "ConcatV2", [*parts, axis_edge], **attrs)
+    translator.emit_typed(node, "Identity", [source], layout)
+
+
+def _edge_slice(translator: OnnxTranslator, node: Node, source: Edge, axis: int, at: int) -> Edge:
+    """Return the first slice of an axis (0), or the last one (-1)."""
+    rows = ([0] * axis + [at], [0] * axis + [1], [1] * (axis + 1))
+    limits = [translator.add_array(node, "edge/limit", row, DType.INT32) for row in rows]
+    rest = (1 << axis) - 1
+    end_mask = rest if at == 0 else rest | 1 << axis
+    attrs: dict[str, Attr] = {"Index": DType.INT32, "begin_mask": rest, "end_mask": end_mask}
+    return translator.add_intermediate(node, "edge", "StridedSlice", [source, *limits], **attrs)
 
 
 def _pad_by_computed_widths(translator: OnnxTranslator, node: Node) -> None:

@@ -32,6 +32,8 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     """Return the MACs of a node; None if a shape is unknown or impossible, or the op runs subgraphs."""
     if node.op in ("If", "Loop", "Scan"):
         return None
+    if node.op in _RECURRENT:
+        return _count_recurrent_macs(node, shapes)
     if node.op == "Einsum":
         equation: Any = node.attrs["equation"]
         return count_einsum_macs(equation.decode(), [shapes.get(edge, UNKNOWN) for edge in node.inputs])
@@ -51,6 +53,21 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     return math.prod(out.sizes) * depth
 
 
+def _count_recurrent_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
+    """Return the MACs of the matrix products of a recurrent node; None if a shape is unknown.
+
+    Each step of each sample multiplies the input by W and the hidden state by R, with all gates in one matrix
+    (equations of the operators LSTM, GRU and RNN, https://onnx.ai/onnx/operators/onnx__LSTM.html):
+
+        steps * batch * (size of W + size of R)      W: (directions, gates * hidden, input), R: the same with hidden
+    """
+    sequence, weights, recurrent = (shapes.get(edge, UNKNOWN) for edge in node.inputs[:3])
+    if not (sequence.is_known and weights.is_known and recurrent.is_known):
+        return None
+    return math.prod(sequence.sizes[:2]) * (math.prod(weights.sizes) + math.prod(recurrent.sizes))
+
+
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 # Input index of the weights.
 _WEIGHTS = {
     "Conv": 1,
