@@ -21,7 +21,7 @@ from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
 from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, Objective, OutOfMemoryError, Simulator
 from quantkit.quantization.finetuning.sums import QuantizedSum
-from quantkit.quantization.finetuning.training import Budget, HeldOutDistance, Training, _State
+from quantkit.quantization.finetuning.training import BACK_OFF, Budget, HeldOutDistance, Training, _State
 from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.targets import eightbit
 from quantkit.quantization.workflow import fine_tuning
@@ -326,6 +326,24 @@ def test_a_loss_that_doubles_returns_to_the_best_variables(tmp_path: Path, monke
         assert state.rate == rate
         assert (state.values[0] == value).all()
         assert (state.means[0] == value).all()
+
+
+def test_moments_restart_after_a_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = training(tmp_path)
+    state = _State.of(run.simulator.variables.zeros())
+    gradients = [np.ones_like(value) for value in state.values]
+    monkeypatch.setattr(run.simulator, "gradients", lambda *arguments: (1.0, gradients))
+
+    def change() -> Array:
+        before = state.values[0].copy()
+        run._step(state, 0.5)
+        return before - state.values[0]
+
+    first = change()
+    np.testing.assert_allclose(change(), first, rtol=1e-4, err_msg="Adam's steps of a constant gradient are equal")
+    state.back_off()
+    for _ in range(2):
+        np.testing.assert_allclose(change(), BACK_OFF * first, rtol=1e-4)
 
 
 def test_micro_batches_shrink_until_they_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

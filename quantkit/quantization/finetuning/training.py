@@ -41,7 +41,7 @@ WARM_UP = 0.05
 DIVERGENCE, BACK_OFF = 2.0, 0.25
 SAVE_SECONDS = 30.0
 _NUMBERS = ("best_loss", "rate", "seconds")
-_COUNTS = ("step", "failures", "evaluations")
+_COUNTS = ("step", "updates", "failures", "evaluations")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,11 @@ class TrainingResult:
 
 @dataclass
 class _State:
-    """Variables and moments of the optimizer, and the best variables so far."""
+    """Variables and moments of the optimizer, and the best variables so far.
+
+    Attributes:
+        updates: number of updates of the moments since they were 0.
+    """
 
     values: list[Floats]
     means: list[Floats]
@@ -134,6 +138,7 @@ class _State:
     best_loss: float = inf
     rate: float = 1.0
     step: int = 0
+    updates: int = 0
     seconds: float = 0.0
     failures: int = 0
     evaluations: int = 0
@@ -146,6 +151,7 @@ class _State:
     def back_off(self) -> None:
         """Continue from the best variables, with smaller steps."""
         self.rate *= BACK_OFF
+        self.updates = 0
         for value, best in zip(self.values, self.best, strict=True):
             value[...] = best
         for moment in (*self.means, *self.squares):
@@ -234,7 +240,8 @@ class Training:
             return inf if isfinite(loss) else loss
         # The noise of the gradients allows rates in proportion to the square root of the batch (Malladi et al., 2022).
         rate = state.rate * sqrt(self.batch / BATCH) * (1 + cos(pi * done)) / 2 * min(1.0, (done + 1e-3) / WARM_UP)
-        corrections = 1 - MOMENTUM**state.step, 1 - SQUARES_MOMENTUM**state.step
+        state.updates += 1
+        corrections = 1 - MOMENTUM**state.updates, 1 - SQUARES_MOMENTUM**state.updates
         for index, (gradient, largest_rate) in enumerate(zip(gradients, self._rates(), strict=True)):
             mean, squares = state.means[index], state.squares[index]
             mean *= MOMENTUM
