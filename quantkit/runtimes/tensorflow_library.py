@@ -147,6 +147,7 @@ def _first_line(text: str) -> str:
         # The reason stands between the stack trace of the node and the last mention of the node.
         nodes = [number for number, line in enumerate(lines) if line.startswith("Node:")]
         lines = lines[nodes[-1] + 1 :] if nodes else lines[1:]
+        lines = [line for line in lines if not line.startswith(("Detected at node", "<stack traces unavailable>"))]
     line = lines[0] if lines else "no reason"
     # The rest of the line repeats the signature and the whole node.
     return re.split(r"; (?:Op<|NodeDef|while )|\s*\[\[\{\{|\. Registered:| for '\{\{node | from Op<", line)[0].rstrip(

@@ -202,6 +202,19 @@ def test_classic_sums_are_simulated_with_the_steps_of_their_kernels(tmp_path: Pa
     assert count_differences(simulation) < 0.2 * count_differences(replace(simulation, graph=exact, sums=()))
 
 
+def test_the_layerwise_fit_has_float_outputs_of_classic_sums() -> None:
+    graph = residual_network()
+    simulation, _ = build_simulation(graph, "eightbit")
+    simulator = Simulator(simulation, Variables.of(simulation), Objective(VALUES, (1.0,)))
+    with open_session(graph, "reference") as session:
+        expected = np.concatenate([session.run({"x": image[None]})["y"] for image in IMAGES])
+    (outputs,) = simulator.float_outputs([IMAGES])
+    np.testing.assert_allclose(outputs, expected, atol=1e-4)
+    tuning = qk.quantize(graph, IMAGES, runs=0, target="eightbit", finetune="layerwise").report.fine_tuning
+    assert tuning is not None
+    assert tuning.steps == 2, tuning.reason
+
+
 def unrounded_operands(simulation: Simulation, added: QuantizedSum) -> list[Edge]:
     """Return the operands of a sum before the conversion to its steps."""
     return [

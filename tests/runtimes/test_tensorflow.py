@@ -97,6 +97,12 @@ def test_unregistered_op_is_named_with_its_node() -> None:
             "node 'y' (Relu): TensorFlow",
         ),
         ("OOM when allocating tensor [[{{node y}}]]", UnavailableError, "cannot run it here: OOM"),
+        (
+            "Graph execution error:\n\nDetected at node a/y defined at (most recent call last):\n"
+            "<stack traces unavailable>\nBad sizes\n\t [[{{node a/y}}]] [Op:__inference_f_1]",
+            GraphError,
+            "TensorFlow rejects the graph: Bad sizes",
+        ),
         ("", GraphError, "TensorFlow rejects the graph: no reason"),
     ],
 )

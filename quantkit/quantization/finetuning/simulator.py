@@ -24,7 +24,7 @@ from quantkit.quantization.finetuning.simulation import (
     Simulation,
     limit_name,
 )
-from quantkit.quantization.finetuning.sums import STRAIGHT_THROUGH, sum_tensors
+from quantkit.quantization.finetuning.sums import STRAIGHT_THROUGH, restore_operands, sum_tensors
 from quantkit.quantization.finetuning.variables import Floats, Variables
 from quantkit.runtimes.tensorflow_library import graph_def, import_tensorflow, suppress_log, translate_error
 
@@ -257,8 +257,11 @@ class Simulator:
     @cached_property
     def _float_outputs(self) -> Any:
         graph = self.simulation.graph
+        restored = {node.name: node for node in restore_operands(graph, self.simulation.sums)}
         nodes = (
-            Node(node.name, "Identity", node.inputs[:1], attrs={"T": DType.FLOAT}) if node.op == FAKE_QUANT else node
+            Node(node.name, "Identity", node.inputs[:1], attrs={"T": DType.FLOAT})
+            if node.op == FAKE_QUANT
+            else restored.get(node.name, node)
             for node in graph.nodes.values()
         )
         message = graph_def(graph.with_nodes(nodes))

@@ -79,6 +79,20 @@ def round_operands(graph: Graph, sums: Sequence[QuantizedSum]) -> Graph:
     return graph.with_nodes(nodes.values())
 
 
+def restore_operands(graph: Graph, sums: Sequence[QuantizedSum]) -> Iterator[Node]:
+    """Yield an Identity in the place of each converted operand: the sums of the float model.
+
+    Args:
+        graph: result of `round_operands`.
+        sums: its sums.
+    """
+    for quantized_sum in sums:
+        first = "quotient" if quantized_sum.is_bias else "product"
+        for slot in range(len(quantized_sum.operands)):
+            operand = graph[quantized_sum.name(f"{first}_{slot}")].inputs[0]
+            yield Node(quantized_sum.name(f"operand_{slot}"), "Identity", (operand,), attrs=FLOAT)
+
+
 def _bias_operand(quantized_sum: QuantizedSum, slot: int, edge: Edge) -> list[Node]:
     step, quotient, rounded, product = (
         quantized_sum.name(suffix) for suffix in ("step", f"quotient_{slot}", f"rounded_{slot}", f"operand_{slot}")
