@@ -21,6 +21,7 @@ class FunctionSession:
         release: function that `close` calls once.
         placement: function that returns the lines of `Session.placement`.
         op_trace: function that returns the value of `Session.op_trace`.
+        int8_nodes: function that returns the value of `Session.int8_nodes`, while the session is open.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class FunctionSession:
         release: Callable[[], None] = lambda: None,
         placement: Callable[[], tuple[str, ...]] = tuple,
         op_trace: Callable[[], OpTrace] = OpTrace,
+        int8_nodes: Callable[[], frozenset[str] | None] = lambda: None,
     ) -> None:
         self.runtime = runtime
         self.inputs = inputs
@@ -42,10 +44,15 @@ class FunctionSession:
         self._release = release
         self._placement = placement
         self._op_trace = op_trace
+        self._int8_nodes = int8_nodes
 
     @property
     def placement(self) -> tuple[str, ...]:
         return self._placement()
+
+    @property
+    def int8_nodes(self) -> frozenset[str] | None:
+        return self._int8_nodes()
 
     @property
     def op_trace(self) -> OpTrace:
@@ -62,6 +69,7 @@ class FunctionSession:
     def close(self) -> None:
         if self._compute is not None:
             self._placement = lambda lines=self._placement(): lines  # type: ignore[misc]
+            self._int8_nodes = lambda: None
             self._compute = None
             self._release()
 

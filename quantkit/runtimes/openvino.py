@@ -95,9 +95,10 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         RuntimeVersion(RUNTIME.name, openvino.__version__.split("-")[0], device),
         (*inputs, *unused),
         tuple(map(_info, compiled.outputs, output_names)),
-        _compute(compiled, name, profiler, options.streams),
+        _compute(compiled, name, profiler, options),
         placement=lambda: _placement(compiled, device) if options.log_placement else (),
         op_trace=lambda: profiler.read() if profiler else OpTrace(),
+        int8_nodes=lambda: _int8_nodes(compiled),
     )
 
 
@@ -115,6 +116,11 @@ def _find_int8_nodes(graph: Graph) -> frozenset[str]:
         compiled = core.compile_model(core.read_model(to_onnx(graph), b""), "CPU", config)
     except Exception as error:
         raise _translate_error(error, "the graph", is_file=False) from error
+    return _int8_nodes(compiled)
+
+
+def _int8_nodes(compiled: Any) -> frozenset[str]:
+    """Return the names of the nodes that a compiled network computes in int8: those of the file, else of the output."""
     names: set[str] = set()
     for node in compiled.get_runtime_model().get_ops():
         facts = node.get_rt_info()
@@ -198,7 +204,7 @@ def _native_options(options: SessionOptions) -> str:
 
 
 def _compute(
-    compiled: Any, model: str, profiler: OpenvinoProfiler | None, streams: int
+    compiled: Any, model: str, profiler: OpenvinoProfiler | None, options: SessionOptions
 ) -> Callable[[list[Array]], Sequence[Array]]:
     """Return the function that runs a network.
 
@@ -206,10 +212,11 @@ def _compute(
         compiled: the network.
         model: name of the model in messages.
         profiler: receives the time of each op; None for no profile.
-        streams: number of calls at the same time, each with a request of its own.
+        options: number of calls at the same time, each with a request of its own, and reuse of the outputs.
     """
     requests: SimpleQueue[Any] = SimpleQueue()
-    for _ in range(streams):
+    # A request computes into its own memory: one more keeps the outputs of a run while the next ones are computed.
+    for _ in range(options.streams + options.reuse_outputs):
         requests.put(compiled.create_infer_request())
     inputs, outputs = range(len(compiled.inputs)), compiled.outputs
 
@@ -217,7 +224,8 @@ def _compute(
         request = requests.get()
         start = perf_counter()
         try:
-            results = request.infer(dict(zip(inputs, arrays, strict=False)), share_inputs=True, share_outputs=False)
+            feeds = dict(zip(inputs, arrays, strict=False))
+            results = request.infer(feeds, share_inputs=True, share_outputs=options.reuse_outputs)
         except Exception as error:
             raise _translate_error(error, model, is_file=False) from error
         finally:

@@ -117,6 +117,8 @@ class SessionOptions:
         profile: record the time of each op in `Session.op_trace`, in runtimes that measure it.
         streams: number of threads that may call `Session.run` at the same time.
         spinning: idle threads of the pool spin (default: the default of the runtime).
+        reuse_outputs: the outputs of a run are valid until ``streams`` + 1 further runs begin, so that runtimes need
+            not copy them.
     """
 
     intra_op: int | None = None
@@ -127,6 +129,7 @@ class SessionOptions:
     profile: bool = False
     streams: int = 1
     spinning: bool | None = None
+    reuse_outputs: bool = False
 
     @public
     def with_(self, *, precision: str | None = None, intra_op: int | None = None, inter_op: int | None = None) -> Self:
@@ -173,6 +176,11 @@ class Session(Protocol):
     @property
     def placement(self) -> tuple[str, ...]:
         """Device of each op, one line per op; filled by the first run if `SessionOptions.log_placement` is set."""
+        ...
+
+    @property
+    def int8_nodes(self) -> frozenset[str] | None:
+        """Names in the model of the nodes that the runtime computes in int8; None if it does not show them."""
         ...
 
     @property

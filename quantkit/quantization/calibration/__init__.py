@@ -1,6 +1,7 @@
 """Ranges of the quantized tensors: observed in runs of the float graph, or taken from quantization-aware training."""
 
 from quantkit.quantization.calibration.calibration import (
+    STREAMS,
     Batch,
     calibrate,
     choose_batch,
@@ -12,6 +13,7 @@ from quantkit.quantization.calibration.calibration import (
 )
 
 __all__ = [
+    "STREAMS",
     "Batch",
     "calibrate",
     "choose_batch",

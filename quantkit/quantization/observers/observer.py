@@ -29,7 +29,7 @@ class Observer(Protocol):
     num_infinite: int
 
     def observe(self, values: Array) -> None:
-        """Add an array of any shape."""
+        """Add an array of any shape; its memory is reused after the call."""
         ...
 
     def range(self) -> Range:
