@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quantkit.errors import GraphError, UnavailableError
-from quantkit.formats.onnx import DIALECT, value_infos, with_node_names
+from quantkit.formats.onnx import DIALECT, node_name, value_infos, with_node_names
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import infer_shapes
@@ -133,7 +133,10 @@ def _infer_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> Mappi
 
 
 def executed_int8_fractions(
-    quantized: Graph, runtimes: Iterable[str], samples: Mapping[str, tuple[int, ...]] = NO_SIZES
+    quantized: Graph,
+    runtimes: Iterable[str],
+    samples: Mapping[str, tuple[int, ...]] = NO_SIZES,
+    known: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> Mapping[str, float]:
     """Return the fraction of the MACs that each runtime computes in int8 after its own rewrites.
 
@@ -142,18 +145,26 @@ def executed_int8_fractions(
         runtimes: names of runtimes; those that are not installed, do not run the graph, or do not show their nodes
             are omitted.
         samples: as for `census`.
+        known: names in the file of the int8 nodes, by runtime, from a session of the quantized model.
     """
     if quantized.dialect != DIALECT:
         return {}
     graph = with_node_names(quantized)
-    macs = {name: count or 0 for name, count in count_node_macs(quantized, quantized.nodes, samples).items()}
+    counts = count_node_macs(quantized, quantized.nodes, samples)
+    macs = {name: count for name, count in counts.items() if count}
+    layers = {node_name(quantized[name]) or name: name for name in macs}
+    known = known if len(layers) == len(macs) else {}  # names in a file need not be unique
     fractions = {}
     for name in runtimes:
         runtime = find_runtime(name)
         if runtime.find_int8_nodes is None or not runtime.available().ok:
             continue
         with suppress(GraphError, UnavailableError):
-            int8_nodes = runtime.find_int8_nodes(graph)
+            int8_nodes: Iterable[str]
+            if name in known:
+                int8_nodes = {layers[each] for each in known[name] & layers.keys()}
+            else:
+                int8_nodes = runtime.find_int8_nodes(graph)
             fractions[name] = sum(macs.get(node, 0) for node in int8_nodes) / max(sum(macs.values()), 1)
     return fractions
 

@@ -1,6 +1,6 @@
 """Verdict on a quantized model, as data: precision, size, accuracy and latency compared with the float model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class AccuracyReport:
         float_top1: top-1 accuracy of the float model; None without labels.
         failures: errors of the faster runtimes, which could not run the model.
         doubts: reasons why the metrics are meaningless, for example outputs that barely vary.
+        int8_nodes: names in the file of the nodes that the runtime computes in int8; None if it does not show them.
     """
 
     metrics: ClassificationMetrics | OutputSqnr | None = None
@@ -44,6 +45,7 @@ class AccuracyReport:
     float_top1: Proportion | None = None
     failures: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    int8_nodes: frozenset[str] | None = field(default=None, repr=False)
 
     @property
     def quality(self) -> ClassificationMetrics | None:

@@ -42,6 +42,7 @@ def measure_accuracy(
                     reference.source,
                     reference.top1,
                     tuple(error.message for error in failures),
+                    int8_nodes=session.int8_nodes if conversion.target.keeps_endpoints else None,
                 )
         except (UnavailableError, GraphError, InputError) as error:
             failures.append(error)

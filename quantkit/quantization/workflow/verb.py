@@ -33,7 +33,7 @@ from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, i
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.report import QuantizationReport
+from quantkit.quantization.report import AccuracyReport, QuantizationReport
 from quantkit.quantization.report.census import FLOAT, census, executed_int8_fractions
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow.accuracy import try_measure_accuracy
@@ -132,7 +132,7 @@ def quantize(
         runtime: runtime of the float model, which the form of an ONNX model then suits; ``auto`` is the fastest
             available for the float model, and a form for all runtimes of the target.
         runs: samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear,
-            about a minute at most).
+            about half a minute).
         finetune: train weights and ranges against the float model's outputs on the calibration samples: a number of
             steps, a time such as ``10m``, or ``layerwise`` for a fit of each layer by itself. Needs TensorFlow. The
             calibrated model is kept if it is better.
@@ -280,10 +280,9 @@ def _write_and_measure(
         file = folder / f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output
         conversion.write(file)
         samples = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
-        report = _report(model, conversion, fallback, file, options, samples)
         options.on_progress(Progress("measuring the accuracy", 0))
         accuracy = trials.find_accuracy(conversion, reference) or try_measure_accuracy(file, conversion, reference)
-        report = replace(report, accuracy=replace(accuracy, doubts=doubts))
+        report = _report(model, conversion, replace(accuracy, doubts=doubts), fallback, file, options, samples)
         if conversion.plan.scheme.weights_only:
             report = replace(report, preprocessing=reference.preprocessing)
         latency = measure_latency(conversion, file, options.runs, folder, options.on_progress)
@@ -294,19 +293,22 @@ def _write_and_measure(
 def _report(
     model: Model,
     conversion: Conversion,
+    accuracy: AccuracyReport,
     fallback: Fallback | None,
     file: Path,
     options: Options,
     samples: Mapping[str, tuple[int, ...]],
 ) -> QuantizationReport:
-    """Return the report without measurements."""
+    """Return the report without the latency."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
     target = conversion.target
     threads = "as for the float model" if plan.scheme.weights_only else target.thread_advice
     titles = " and ".join(find_runtime(name).title for name in target.runtimes)
     counts = census(graph, plan, ranges, conversion.quantized, samples)
     if not plan.scheme.weights_only:
-        executed = executed_int8_fractions(conversion.quantized, target.runtimes, samples)
+        runtime, int8_nodes = accuracy.runtime, accuracy.int8_nodes
+        known = {} if runtime is None or int8_nodes is None else {runtime.name: int8_nodes}
+        executed = executed_int8_fractions(conversion.quantized, target.runtimes, samples, known)
         counts = replace(counts, executed=executed)
     return QuantizationReport(
         model.name,
@@ -319,6 +321,7 @@ def _report(
         num_bytes=os.stat(file / saved_model.FILE if file.is_dir() else file).st_size,
         float_num_bytes=sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant),
         threads=threads.format(cores=count_cores(), runtimes=titles),
+        accuracy=accuracy,
         fallback=fallback,
         fallback_precision=options.fallback,
         max_drop=options.max_drop,

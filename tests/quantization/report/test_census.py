@@ -1,6 +1,12 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quantkit as qk
 from quantkit.ir.text import from_text
 from quantkit.quantization import Ranges, Scheme, annotate
-from quantkit.quantization.report.census import census
+from quantkit.quantization.report.census import census, executed_int8_fractions
 
 TEXT = """
 inputs: x
@@ -50,3 +56,18 @@ def test_boundaries_of_litert_are_counts_in_the_plan() -> None:
     graph = from_text(TEXT)
     plan = annotate(graph, Scheme.for_target("litert", keep_float=("y",)))
     assert census(graph, plan, Ranges({}), graph).boundaries == 2
+
+
+@pytest.mark.engine
+def test_int8_nodes_of_an_open_session_are_those_of_a_separate_compilation(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    samples = np.random.default_rng(0).uniform(0, 1, (4, 16, 16, 1)).astype(np.float32)
+    result = qk.quantize("digits", samples, runs=0, output=tmp_path / "digits.onnx")
+    quantized = qk.load(tmp_path / "digits.onnx").graph
+    with qk.open_session(tmp_path / "digits.onnx", "openvino") as session:
+        nodes = session.int8_nodes
+    assert nodes is not None
+    compiled = executed_int8_fractions(quantized, ["openvino"])
+    assert executed_int8_fractions(quantized, ["openvino"], known={"openvino": nodes}) == compiled
+    assert executed_int8_fractions(quantized, ["openvino"], known={"openvino": frozenset()}) == {"openvino": 0.0}
+    assert result.report.census.executed["openvino"] == compiled["openvino"] > 0
