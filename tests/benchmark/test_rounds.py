@@ -425,17 +425,54 @@ def test_a_single_model_runs_until_its_comparison_is_clear(
 
 
 def test_rows_that_are_not_selected_end_after_the_first_process(fake: type[FakeWorker], tiny_model: Path) -> None:
+    counts = []
+
     def select(result: Benchmark) -> list[BenchmarkRow]:
-        assert [len(measurement.processes) for measurement in result.measurements] == [1, 1, 1]
+        counts.append([len(measurement.processes) for measurement in result.measurements])
         return [row for row in result.rows if row.label != "b"]
 
-    models = [
-        replace(model, label=label) for model, label in zip(candidates(tiny_model, {}, {}, {}), "abc", strict=True)
-    ]
-    result = measure(models, SHORT, select=select)
+    result = measure(labeled_candidates(tiny_model), SHORT, select=select)
     assert [row.label for row in result.rows] == ["a", "c"]
     assert {len(measurement.processes) for measurement in result.measurements} == {SHORT.min_processes}
     assert result.is_complete
+    assert counts == [[1, 1, 1], [3, 3]]
+
+
+def test_rows_that_are_clear_stay_in_the_result(fake: type[FakeWorker], tiny_model: Path) -> None:
+    def select(result: Benchmark) -> list[BenchmarkRow]:
+        is_first = result.stop is not None and result.stop.processes == 1
+        return [row for row in result.rows if row.label != "b" or is_first]
+
+    def compare(result: Benchmark) -> list[Speedup]:
+        return [Speedup(1.0, 0.99, 1.01, True, len(result.measurements[0].processes))]
+
+    result = measure(labeled_candidates(tiny_model), SamplingOptions(), compare=compare, select=select)
+    assert [len(measurement.processes) for measurement in result.measurements] == [5, 3, 5]
+
+
+def test_an_empty_selection_keeps_all_rows(fake: type[FakeWorker], tiny_model: Path) -> None:
+    def select(result: Benchmark) -> list[BenchmarkRow]:
+        return list(result.rows) if result.stop is not None and result.stop.processes == 1 else []
+
+    result = measure(labeled_candidates(tiny_model), SHORT, select=select)
+    assert [len(measurement.processes) for measurement in result.measurements] == [3, 3, 3]
+
+
+def test_rows_are_selected_if_the_time_budget_ends_in_the_first_process(
+    fake: type[FakeWorker], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_time(monkeypatch, 4)
+    result = measure(
+        labeled_candidates(tiny_model),
+        replace(SHORT, time_budget=50.0),
+        select=lambda result: [row for row in result.rows if row.label != "b"],
+    )
+    assert not result.is_complete
+    assert [row.label for row in result.rows] == ["a", "c"]
+
+
+def labeled_candidates(path: Path) -> list[Candidate]:
+    return [replace(model, label=label) for model, label in zip(candidates(path, {}, {}, {}), "abc", strict=True)]
 
 
 def test_missing_file_is_an_error_before_the_first_process(fake: type[FakeWorker], tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.results.stop import Stop, StopKind
 from quantkit.benchmark.sampling.candidate import Candidate, digest
 from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
+from quantkit.benchmark.sampling.sampler import WarmUpRule
 from quantkit.benchmark.statistics.student import LOOKS, MIN_PROCESSES
 from quantkit.progress import OnProgress, Progress, ignore_progress
 
@@ -60,6 +61,10 @@ class SamplingOptions:
         time_budget: total time limit in seconds; finished rounds are kept.
         further_budget: time limit in seconds for processes after the first `MIN_PROCESSES`, if their number is not
             given (default: ``time_budget``).
+        process_seconds: duration of the samples in each process, without ``runs``.
+        warmup_seconds: maximum duration of a warm-up.
+        overlap_first_calls: make the first call of a process, in which runtimes compile, while other processes open. It
+            takes less time, and `Measurement.first_call_seconds` is then not that of an idle machine.
     """
 
     runs: int | None = None
@@ -70,6 +75,9 @@ class SamplingOptions:
     seed: int = 0
     time_budget: float = 600.0
     further_budget: float = inf
+    process_seconds: float = PROCESS_SECONDS
+    warmup_seconds: float = WarmUpRule.cap_seconds
+    overlap_first_calls: bool = False
 
     @property
     def min_processes(self) -> int:
@@ -90,7 +98,8 @@ class SamplingOptions:
 
 # Function that returns the speed-ups that a benchmark is to decide.
 Compare = Callable[[Benchmark], Sequence[Speedup]]
-# Function that returns the rows of a benchmark that further processes measure.
+# Function that returns the rows of a benchmark that further processes measure: after the first process of each
+# candidate, after `MIN_PROCESSES`, and after each number of processes in `LOOKS`.
 Select = Callable[[Benchmark], Sequence[BenchmarkRow]]
 
 
@@ -132,8 +141,8 @@ def measure(
         on_progress: receives the progress.
         workload: further candidate in each round, which is not a row of the result.
         compare: function that returns the speed-ups that decide when enough processes have run.
-        select: function that returns the rows to keep after the first process of each candidate; the candidates of the
-            others end, and the result does not contain them.
+        select: function that returns the rows that further processes measure. The result does not contain rows that are
+            omitted after their first process.
 
     Raises:
         InputError: a model file is missing or broken.
@@ -213,14 +222,16 @@ class _CandidateRun:
 
     def open(self, options: SamplingOptions, timeout: float) -> None:
         """Load the runtime and the model."""
-        opened = self.ask(self.candidate.to_request(options.seed), timeout)
+        request = self.candidate.to_request(options.seed)
+        opened = self.ask({**request, "first_call": options.overlap_first_calls}, timeout)
         if opened is not None:
             self.opened = self.opened or opened
             self.load_seconds.append(opened["load_seconds"])
 
     def warm_up(self, options: SamplingOptions, timeout: float) -> None:
         """Call the model until its latency is stable."""
-        warm = self.ask({"do": "warm_up", "calls": options.warmup}, timeout)
+        rule = {"calls": options.warmup, "cap_seconds": options.warmup_seconds}
+        warm = self.ask({"do": "warm_up", **rule}, timeout)
         if warm is None:
             return
         self.facts = self.facts or warm
@@ -235,7 +246,7 @@ class _CandidateRun:
     def block_sizes(self, options: SamplingOptions, process: int) -> list[int]:
         """Return the number of samples in each round of a process."""
         if options.runs is None:
-            samples = int(PROCESS_SECONDS / (self._latency * self.group))
+            samples = int(options.process_seconds / (self._latency * self.group))
             samples = min(max(samples, MIN_SAMPLES), MAX_SAMPLES)
         else:
             samples = _distribute(options.runs, options.min_processes)[process]
@@ -349,12 +360,14 @@ class _BenchmarkRun:
             while (kind := self._stop_kind()) is None:
                 self._measure_process()
                 self._process += 1
-                if self._process == 1:
+                if self._process in (1, MIN_PROCESSES, *LOOKS):
                     self._keep_selected()
         except KeyboardInterrupt:
             raise BenchmarkInterrupted(self._benchmark("interrupted", is_complete=False)) from None
         except _TimeBudgetExhaustedError:
             kind = "time budget"
+            if not self._process:
+                self._keep_selected()
         is_complete = kind != "time budget" or self._process >= min(self._options.min_processes, MIN_PROCESSES)
         result = self._benchmark(kind, is_complete=is_complete)
         stop = Stop(kind, self._process, self._width(result), self._options.interval_width)
@@ -405,12 +418,15 @@ class _BenchmarkRun:
             self._measure_rounds([run for run in running if run.failure is None])
 
     def _keep_selected(self) -> None:
-        """Omit the candidates that the caller does not select after their first process."""
+        """Open no further process of the candidates that the caller does not select."""
         benchmark = self._benchmark("processes")
         selected = {id(row) for row in self._select(benchmark)}
         omitted = {id(run) for run, row in zip(self._runs, benchmark.rows, strict=True) if id(row) not in selected}
-        self._runs = [run for run in self._runs if id(run) not in omitted]
-        self._start_order = [run for run in self._start_order if id(run) not in omitted]
+        remaining = [run for run in self._start_order if id(run) not in omitted]
+        if remaining:
+            self._start_order = remaining
+        if self._process <= 1:
+            self._runs = [run for run in self._runs if id(run) not in omitted]
 
     def _open(self, runs: list[_CandidateRun], workers: ExitStack) -> None:
         """Open candidates in new processes, one per CPU at a time."""

@@ -1,7 +1,9 @@
 """Latency of a quantized file and of the float model, in each runtime of the target that is installed."""
 
+import warnings
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from quantkit import formats
@@ -11,16 +13,21 @@ from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import BenchmarkRow
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
-from quantkit.errors import UnavailableError
+from quantkit.convert.to_litert import to_litert
+from quantkit.convert.to_onnx import to_onnx_graph
+from quantkit.errors import FallbackWarning, QuantkitError, UnavailableError
 from quantkit.formats import onnx
 from quantkit.progress import OnProgress
 from quantkit.quantization.report import Latency
 from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.runtimes import REFERENCE, runtimes
+from quantkit.runtimes import REFERENCE, find_runtime, runtimes
 
 # Time limit of the measurement of both models in seconds, and the one after the first processes of each.
-TIME_BUDGET, FURTHER_BUDGET = 300.0, 60.0
+TIME_BUDGET, FURTHER_BUDGET = 300.0, 20.0
+# Duration of the samples in each process, and of the longest warm-up: the spread between processes is larger than that
+# between the calls of one process, so that more processes are worth more than more calls.
+PROCESS_SECONDS, WARMUP_SECONDS = 0.2, 1.0
 # Warm-up calls for a fixed number of runs.
 WARMUP_RUNS = 2
 
@@ -39,17 +46,29 @@ def measure_latency(
     """
     if runs == 0:
         return Latency(skipped="--runs is 0")
-    floats = _float_candidates(conversion, folder)
     warmup = None if runs is None else WARMUP_RUNS
-    candidates = [*floats.values(), *_int8_candidates(conversion, file)]
+    floats, quantized = _float_candidates(conversion, folder), _int8_candidates(conversion, file)
+    converted = _FloatFiles(conversion, folder)
+    candidates = [*map(converted.convert, floats), *quantized]
 
     def select(result: Benchmark) -> list[BenchmarkRow]:
-        """Return the rows of the target's runtimes and of the float model's fastest one, which the report states."""
-        fastest = Latency(result).fastest(FLOAT)
+        """Return the rows that the report states, and after that those of the speed-ups that are not clear yet."""
+        latency = Latency(result)
+        if result.stop is not None and result.stop.processes > 1:
+            return _unclear_rows(latency)
+        fastest = latency.fastest(FLOAT)
         names = {*conversion.runtimes, "" if fastest is None else fastest.context.runtime}
         return [row for row in result.rows if row.label == INT8 or row.runtime in names]
 
-    options = SamplingOptions(runs, warmup, time_budget=TIME_BUDGET, further_budget=FURTHER_BUDGET)
+    options = SamplingOptions(
+        runs,
+        warmup,
+        time_budget=TIME_BUDGET,
+        further_budget=FURTHER_BUDGET,
+        process_seconds=PROCESS_SECONDS,
+        warmup_seconds=WARMUP_SECONDS,
+        overlap_first_calls=True,
+    )
     # The float model's runtimes are not compared with each other: two of about equal latency would never be clear.
     benchmark = measure(
         candidates, options, on_progress, compare=lambda result: Latency(result).speedups, select=select
@@ -60,10 +79,22 @@ def measure_latency(
     fastest = latency.fastest(INT8)
     if fastest is None or latency.overall is None or latency.overall.outcome in ("faster", "undecided"):
         return latency
-    fastest_pair = [_find(candidates, each) for each in (latency.fastest(FLOAT), fastest) if each is not None]
+    fastest_pair = [
+        _find([*floats, *quantized], each) for each in (latency.fastest(FLOAT), fastest) if each is not None
+    ]
     with suppress(UnavailableError):
         return replace(latency, profile=profile_candidates(fastest_pair, on_progress=on_progress))
     return latency
+
+
+def _unclear_rows(latency: Latency) -> list[BenchmarkRow]:
+    """Return the rows of the speed-ups whose outcome further processes may change."""
+    names = {each.runtime.name for each in latency.runtimes if not each.speedup.is_clear}
+    fastest: list[Measurement | None] = []
+    if latency.overall is not None and not latency.overall.is_clear:
+        fastest = [latency.fastest(FLOAT), latency.fastest(INT8)]
+    rows = () if latency.benchmark is None else latency.benchmark.rows
+    return [row for row in rows if row.runtime in names or any(row.measurement is each for each in fastest)]
 
 
 def _find(candidates: list[Candidate], measurement: Measurement) -> Candidate:
@@ -72,7 +103,7 @@ def _find(candidates: list[Candidate], measurement: Measurement) -> Candidate:
     return next(each for each in candidates if (each.label, each.settings.runtime) == key)
 
 
-def _float_candidates(conversion: Conversion, folder: Path) -> dict[str, Candidate]:
+def _float_candidates(conversion: Conversion, folder: Path) -> list[Candidate]:
     """Return the float model in each installed runtime that opens it."""
     graph = conversion.graph
     path, settings = folder / "float.onnx", Settings()
@@ -83,7 +114,51 @@ def _float_candidates(conversion: Conversion, folder: Path) -> dict[str, Candida
     names = [name for name, runtime in runtimes().items() if runtime.opens(graph) and runtime.available().ok]
     # The reference runtime is never the fastest.
     names = [name for name in names if name != REFERENCE or name in conversion.runtimes]
-    return {name: Candidate(FLOAT, path, replace(settings, runtime=name)) for name in names}
+    return [Candidate(FLOAT, path, replace(settings, runtime=name)) for name in names]
+
+
+class _FloatFiles:
+    """Files of the float model in the formats that runtimes read without a conversion.
+
+    Each is written once: otherwise every process of a runtime would convert the graph.
+    """
+
+    def __init__(self, conversion: Conversion, folder: Path) -> None:
+        self._conversion = conversion
+        self._folder = folder
+
+    def convert(self, candidate: Candidate) -> Candidate:
+        """Return a candidate with the file for its runtime; unchanged if its process converts the graph itself."""
+        name = candidate.settings.runtime
+        kinds = find_runtime(name).kinds
+        path = None
+        if "onnx" in kinds:
+            path = self._onnx
+        elif "tflite" in kinds and name in self._conversion.runtimes:
+            path = self._litert
+        return candidate if path is None else Candidate(FLOAT, path, Settings(runtime=name))
+
+    @cached_property
+    def _onnx(self) -> Path | None:
+        """ONNX file; None if the graph is an ONNX graph, or has no conversion."""
+        if self._conversion.graph.dialect == onnx.DIALECT:
+            return None
+        path = self._folder / "converted.onnx"
+        # A candidate whose conversion fails reports the reason.
+        with suppress(QuantkitError), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            formats.save(to_onnx_graph(self._conversion.graph), path)
+            return path
+        return None
+
+    @cached_property
+    def _litert(self) -> Path | None:
+        """LiteRT file; None if the graph has no conversion."""
+        path = self._folder / "converted.tflite"
+        with suppress(QuantkitError):
+            path.write_bytes(to_litert(self._conversion.graph))
+            return path
+        return None
 
 
 def _int8_candidates(conversion: Conversion, file: Path) -> list[Candidate]:

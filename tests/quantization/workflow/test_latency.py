@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+from measurements import make_latency
+
+import quantkit as qk
+from quantkit.quantization import Plan, Ranges, annotate
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.latency import _float_candidates, _FloatFiles, _unclear_rows
+from quantkit.runtimes import REFERENCE, find_runtime
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "unclear"),
+    [
+        (
+            {"float openvino": 1.0, "int8 openvino": 0.98, "float onnxruntime": 3.0, "int8 onnxruntime": 1.5},
+            ["float openvino", "int8 openvino"],
+        ),
+        ({"float openvino": 1.0, "float litert": 3.0, "int8 litert": 0.98}, ["float openvino", "int8 litert"]),
+        ({"float openvino": 1.0, "int8 openvino": 0.3}, []),
+    ],
+)
+def test_further_processes_measure_the_rows_of_unclear_speedups(
+    milliseconds: dict[str, float], unclear: list[str]
+) -> None:
+    rows = _unclear_rows(make_latency(milliseconds, spread=0.2))
+    assert [f"{row.label} {row.runtime}" for row in rows] == unclear
+
+
+@pytest.mark.engine
+def test_the_float_model_is_converted_once_for_each_format(tmp_path: Path) -> None:
+    for name in ("openvino", "onnxruntime"):
+        if not find_runtime(name).available().ok:
+            pytest.skip(f"{name} is not installed")
+    graph = qk.load("digits").graph
+    plan: Plan = annotate(graph, Scheme())
+    conversion = Conversion(graph, plan, Ranges({}))
+    files = _FloatFiles(conversion, tmp_path)
+    candidates = {each.settings.runtime: files.convert(each) for each in _float_candidates(conversion, tmp_path)}
+    paths = {name: candidate.path.name for name, candidate in candidates.items()}
+    assert paths["openvino"] == paths["onnxruntime"] == "converted.onnx"
+    assert set(paths.values()) <= {"converted.onnx", "float.pb"}
+    assert REFERENCE not in paths
+    with qk.open_session(candidates["openvino"].path, "openvino") as session:
+        assert [info.name for info in session.inputs] == [str(edge) for edge in graph.inputs]
