@@ -80,6 +80,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # An installed package has compiled modules, an editable installation need not have them.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    folders = [str(HERE.parents[1] / name) for name in ("quantkit", "cli")]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *folders], check=True)
     quantized = [quantize(options.build, file) for file in FLAGS]
     document = {
         "schema": "quantkit.eight_bit/1",
