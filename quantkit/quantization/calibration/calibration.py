@@ -2,7 +2,7 @@
 
 While the runtime computes two runs, a thread observes the outputs of the run before. So memory holds the tensors of
 three runs and one histogram per edge; the number of samples does not matter. Two runs with half of the threads each
-take less time than one after the other with all threads, which would wait for the one that the observation delays.
+take less time than one after the other with all threads, each of which ends with the thread that observation delays.
 """
 
 import os

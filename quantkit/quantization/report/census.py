@@ -136,7 +136,7 @@ def executed_int8_fractions(
     quantized: Graph,
     runtimes: Iterable[str],
     samples: Mapping[str, tuple[int, ...]] = NO_SIZES,
-    known: Mapping[str, frozenset[str]] = MappingProxyType({}),
+    session_nodes: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> Mapping[str, float]:
     """Return the fraction of the MACs that each runtime computes in int8 after its own rewrites.
 
@@ -145,7 +145,7 @@ def executed_int8_fractions(
         runtimes: names of runtimes; those that are not installed, do not run the graph, or do not show their nodes
             are omitted.
         samples: as for `census`.
-        known: names in the file of the int8 nodes, by runtime, from a session of the quantized model.
+        session_nodes: names in the file of the int8 nodes, by runtime, from a session of the quantized model.
     """
     if quantized.dialect != DIALECT:
         return {}
@@ -153,7 +153,7 @@ def executed_int8_fractions(
     counts = count_node_macs(quantized, quantized.nodes, samples)
     macs = {name: count for name, count in counts.items() if count}
     layers = {node_name(quantized[name]) or name: name for name in macs}
-    known = known if len(layers) == len(macs) else {}  # names in a file need not be unique
+    session_nodes = session_nodes if len(layers) == len(macs) else {}  # names in a file need not be unique
     fractions = {}
     for name in runtimes:
         runtime = find_runtime(name)
@@ -161,8 +161,8 @@ def executed_int8_fractions(
             continue
         with suppress(GraphError, UnavailableError):
             int8_nodes: Iterable[str]
-            if name in known:
-                int8_nodes = {layers[each] for each in known[name] & layers.keys()}
+            if name in session_nodes:
+                int8_nodes = {layers[each] for each in session_nodes[name] & layers.keys()}
             else:
                 int8_nodes = runtime.find_int8_nodes(graph)
             fractions[name] = sum(macs.get(node, 0) for node in int8_nodes) / max(sum(macs.values()), 1)

@@ -307,8 +307,8 @@ def _report(
     counts = census(graph, plan, ranges, conversion.quantized, samples)
     if not plan.scheme.weights_only:
         runtime, int8_nodes = accuracy.runtime, accuracy.int8_nodes
-        known = {} if runtime is None or int8_nodes is None else {runtime.name: int8_nodes}
-        executed = executed_int8_fractions(conversion.quantized, target.runtimes, samples, known)
+        session_nodes = {} if runtime is None or int8_nodes is None else {runtime.name: int8_nodes}
+        executed = executed_int8_fractions(conversion.quantized, target.runtimes, samples, session_nodes)
         counts = replace(counts, executed=executed)
     return QuantizationReport(
         model.name,

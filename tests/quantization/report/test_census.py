@@ -68,6 +68,8 @@ def test_int8_nodes_of_an_open_session_are_those_of_a_separate_compilation(tmp_p
         nodes = session.int8_nodes
     assert nodes is not None
     compiled = executed_int8_fractions(quantized, ["openvino"])
-    assert executed_int8_fractions(quantized, ["openvino"], known={"openvino": nodes}) == compiled
-    assert executed_int8_fractions(quantized, ["openvino"], known={"openvino": frozenset()}) == {"openvino": 0.0}
+    assert executed_int8_fractions(quantized, ["openvino"], session_nodes={"openvino": nodes}) == compiled
+    assert executed_int8_fractions(quantized, ["openvino"], session_nodes={"openvino": frozenset()}) == {
+        "openvino": 0.0
+    }
     assert result.report.census.executed["openvino"] == compiled["openvino"] > 0
