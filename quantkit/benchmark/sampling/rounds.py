@@ -381,15 +381,15 @@ class _BenchmarkRun:
         if options.max_processes == options.min_processes or count < MIN_PROCESSES:
             return None
         elapsed = monotonic() - self._start
-        if elapsed * (count + 1) / count > min(options.time_budget, options.further_budget):
-            return "time budget"
+        is_exhausted = elapsed * (count + 1) / count > min(options.time_budget, options.further_budget)
+        exhausted: StopKind | None = "time budget" if is_exhausted else None
         if count not in LOOKS and not (count == MIN_PROCESSES and options.interval_width is None):
-            return None
+            return exhausted
         result = self._benchmark("processes")
         if options.interval_width is None:
-            return "clear" if self._is_clear(result) else None
+            return "clear" if self._is_clear(result) else exhausted
         width = self._width(result)
-        return "interval width" if width is not None and width <= options.interval_width else None
+        return "interval width" if width is not None and width <= options.interval_width else exhausted
 
     def _is_clear(self, result: Benchmark) -> bool:
         """Return True if more processes are not expected to change an outcome."""
