@@ -74,11 +74,12 @@ CASES = {
     "separable_tensorflow_7_bits_per_tensor": Case(
         "separable", "tensorflow", scheme={"weights": "qint8 symmetric reduce_range"}
     ),
+    "separable_eightbit": Case("separable", "eightbit"),
+    "separable_7_bits_per_tensor": Case("separable", scheme={"weights": "qint8 symmetric reduce_range"}),
     "pplcnet_orientation": Case("pplcnet_orientation"),
     "pplcnet_orientation_7_bits_per_tensor": Case(
         "pplcnet_orientation", scheme={"weights": "qint8 symmetric reduce_range"}
     ),
-    "pplcnet_orientation_7_bits": Case("pplcnet_orientation", reduce_range=True),
     "inception_v3": Case("inception_v3"),
 }
 FORMS = {
