@@ -221,10 +221,21 @@ def photographs(dims: tuple[int, ...], seed: int, has_text: bool) -> Array:
     return batch.transpose(0, 3, 1, 2) if dims[1] == 3 else batch
 
 
+def pair_outputs(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[tuple[Array, Array]]:
+    """Return the outputs of equal names, or those in the same position if the names differ.
+
+    A GraphDef has no order of its outputs.
+    """
+    named = {name.removesuffix(":0"): values for name, values in actual.items()}
+    names = [name.removesuffix(":0") for name in expected]
+    others = [named[name] for name in names] if named.keys() == set(names) else actual.values()
+    return list(zip(expected.values(), others, strict=True))
+
+
 def sqnr(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> float:
     """Return the lowest SQNR of an output in dB."""
     ratios = []
-    for values, others in zip(expected.values(), actual.values(), strict=True):
+    for values, others in pair_outputs(expected, actual):
         noise = float(((values - others) ** 2).sum())
         ratios.append(10 * np.log10(float((values**2).sum()) / max(noise, 1e-30)))
     return round(float(min(*ratios, 99)), 1)
@@ -281,7 +292,7 @@ def measure(name: str, build: Path, packages: Path | None) -> dict[str, Any]:
         sample = {key: values[:1] for key, values in feeds.items()}
         np.savez(build_path(build, name, ".inputs.npz"), **sample)  # type: ignore[arg-type]
         actual = run_model(as_tensorflow(converted), "tensorflow", feeds)
-        pairs = zip(expected.values(), actual.values(), strict=True)
+        pairs = pair_outputs(expected, actual)
         return {"error": max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)}
 
     row["round_trip"] = attempt(round_trip)

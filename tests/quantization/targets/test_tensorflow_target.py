@@ -151,6 +151,18 @@ def pooled_before_relu() -> Graph:
     return build.graph(build.convolution("last", output, random(3, 3, 10, 3)))
 
 
+def sum_before_relu() -> Graph:
+    """Return a signed sum, whose positive values have a range of their own in a depthwise layer."""
+    build = Builder(1, 6, 6, 3)
+    parts = [build.convolution(name, "x", random(3, 3, 3, 4)) for name in ("left", "right")]
+    output = build.node("sum", "AddV2", *parts)
+    positive = build.node("act", "Relu", output)
+    positive = build.convolution("depthwise", positive, random(3, 3, 4, 1), op="DepthwiseConv2dNative")
+    parts = [build.convolution("pointwise", positive, random(1, 1, 4, 4))]
+    parts.append(build.convolution("shortcut", output, random(1, 1, 4, 4)))
+    return build.graph(build.node("y", "AddV2", *parts))
+
+
 def classifier(keep_dims: bool = False, transpose_b: bool = False) -> Graph:
     build = Builder(2, 6, 6, 3)
     output = build.node("act", "Relu", build.convolution("trunk", "x", random(3, 3, 3, 8)))
@@ -200,6 +212,7 @@ CASES: Mapping[str, tuple[Callable[[], Graph], Mapping[str, int]]] = {
     "residual, relu6": (lambda: residual("Relu6"), {SUM: 1}),
     "residual, linear and signed": (lambda: residual("", signed=True), {SUM: 1}),
     "residual read later": (residual_read_later, {SUM: 2, "QuantizedMaxPool": 1}),
+    "sum before relu": (sum_before_relu, {SUM: 1, "QuantizedRelu": 1, DEPTHWISE: 1}),
     "branches": (branches, {"ConcatV2": 1, "QuantizedAvgPool": 1, "QuantizedMaxPool": 2}),
     "pool before relu": (pooled_before_relu, {"QuantizedRelu": 2}),
     "mean": (classifier, {"QuantizedAvgPool": 1, "_QuantizedMatMul": 1, "Dequantize": 0}),

@@ -19,7 +19,7 @@ from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.tensorflow.parameters import edge_parameters, quantized_name
+from quantkit.quantization.targets.tensorflow.parameters import edge_parameters, quantized_name, requantized_name
 from quantkit.runtimes.availability import require
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.runtimes.tensorflow import RUNTIME
@@ -67,18 +67,15 @@ def check_on_this_host(
         CheckError: a kernel is wrong; the message names the first such node.
     """
     require_onednn()
-    parameters_of = {
-        edge: parameters
-        for edge, parameters in edge_parameters(graph, plan, ranges).items()
-        if quantized_name(edge) in quantized
-    }
-    fetches = [Edge(quantized_name(edge)) for edge in parameters_of]
+    parameters = edge_parameters(graph, plan, ranges)
+    names = {edge: name for edge in parameters if (name := _planned_name(quantized, edge)) in quantized}
+    parameters_of = {edge: parameters[edge] for edge in names}
+    fetches = [Edge(name) for name in names.values()]
     with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetches, *quantized.outputs]))) as session:
         outputs = _run(session, _complete(feeds, session, graph, ranges))
     _require_finite(quantized, outputs)
     values = {
-        edge: parameters.dequantize(_as_uint8(outputs[quantized_name(edge)]))
-        for edge, parameters in parameters_of.items()
+        edge: parameters.dequantize(_as_uint8(outputs[names[edge]])) for edge, parameters in parameters_of.items()
     }
     errors = tuple(_pattern_errors(graph, plan, parameters_of, values))
     for error in errors:
@@ -88,6 +85,15 @@ def check_on_this_host(
                 hint=f"keep it in float: keep_float = [{error.pattern!r}]",
             )
     return errors
+
+
+def _planned_name(quantized: Graph, edge: Edge) -> str:
+    """Return the name of the node with the quantized values of an edge in its planned range.
+
+    A pass-through op keeps the range of its input; if its own range differs, another node has the planned values.
+    """
+    name = requantized_name(edge.node)
+    return name if name in quantized else quantized_name(edge)
 
 
 def require_onednn() -> None:

@@ -22,6 +22,7 @@ from quantkit.quantization.targets.tensorflow.parameters import (
     casts_uint8,
     edge_parameters,
     quantized_name,
+    requantized_name,
 )
 
 RELU6_MAX = 6.0
@@ -188,7 +189,7 @@ class GraphBuilder:
             return tensor
         inputs = (tensor.edge, *self.limits(tensor))
         dequantized = self.add(f"{name}/float", "Dequantize", inputs, **_dequantize_attrs(tensor))
-        return self._quantize(f"{name}/recoded", dequantized, planned)
+        return self._quantize(requantized_name(name), dequantized, planned)
 
     # Ops on quantized values
 

@@ -45,6 +45,11 @@ def quantized_name(edge: Edge) -> str:
     return f"{edge.node}/codes" + (f"_{edge.port}" if edge.port else "")
 
 
+def requantized_name(name: str) -> str:
+    """Return the name of the node with the values of a pass-through node in its planned range."""
+    return f"{name}/recoded"
+
+
 def _parameters_of(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> QuantizationParameters:
     source = graph.nodes.get(edge.node)
     if source is not None and casts_uint8(source) and plan.group_of(edge) == {edge}:
