@@ -226,9 +226,9 @@ def pair_outputs(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> 
 
     A GraphDef has no order of its outputs.
     """
-    named = {name.removesuffix(":0"): values for name, values in actual.items()}
+    values_by_name = {name.removesuffix(":0"): values for name, values in actual.items()}
     names = [name.removesuffix(":0") for name in expected]
-    others = [named[name] for name in names] if named.keys() == set(names) else actual.values()
+    others = [values_by_name[name] for name in names] if values_by_name.keys() == set(names) else actual.values()
     return list(zip(expected.values(), others, strict=True))
 
 
