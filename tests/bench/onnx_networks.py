@@ -1,13 +1,18 @@
 """Compare int8 models of quantkit with those of ONNX Runtime's quantizer and of NNCF on trained ONNX networks.
 
-    python tests/bench/onnx_networks.py BUILD [NETWORK ...] [--tools TOOL ...] [--nncf PYTHON] [--save FILE]
+    python tests/bench/onnx_networks.py BUILD [NETWORK ...] [--tools TOOL ...] [--nncf PYTHON] [--reuse] [--save FILE]
     python tests/bench/onnx_networks.py BUILD [NETWORK ...] --speed [--rounds 20] [--save FILE]
 
 The first form quantizes each network of `support/onnx_networks.py` with all tools on the same calibration samples, and
 measures the number of nodes, the int8 fraction of the MACs in each runtime, the metric of the task on other samples
 with the 95 % interval of its difference from the float model, and the SQNR of the outputs: figures that do not depend
-on the load of the machine. The second form measures the speed-ups of the models in BUILD: the median of the ratios of
-alternating runs to the float model in the same runtime.
+on the load of the machine. ``--reuse`` measures models in BUILD again without quantizing. The second form measures the
+speed-ups of the models in BUILD: the median of the ratios of alternating runs to the float model in the same runtime.
+
+In a mean over samples, opposite errors cancel. The deviation of a model is therefore the mean over the samples of the
+absolute difference from the float model's result for the same sample. quantkit's model is nearer to the float model
+than that of a peer if its deviation is smaller; the difference has a 95 % interval of a paired bootstrap.
+`onnx_network_table.py` renders the table.
 
 The model ``quantkit`` is for all runtimes, the model ``quantkit_onnxruntime`` (``--runtime onnxruntime``) for one.
 ONNX Runtime's quantizer gets its documented settings for processors with VNNI: opset 13 or later, pre-processing, QDQ,
@@ -18,10 +23,9 @@ the interpreter of an environment with NNCF.
 import argparse
 import json
 import logging
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +37,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
-from onnx_networks import NETWORKS, Feeds, OnnxNetwork, Run, open_onnxruntime  # noqa: E402
+from onnx_networks import NETWORKS, Feeds, OnnxNetwork, Run, bootstrap, open_onnxruntime  # noqa: E402
 
 import quantkit as qk  # noqa: E402
 from quantkit import formats  # noqa: E402
@@ -45,6 +49,7 @@ from quantkit.runtimes import find_runtime  # noqa: E402
 
 RUNTIMES = ("onnxruntime", "openvino")
 TOOLS = ("quantkit", "quantkit_onnxruntime", "quantize_static", "quantize_dynamic", "nncf")
+OURS = ("quantkit", "quantkit_onnxruntime")
 TRANSFORMERS = frozenset({"kwt1", "stories260k", "vittrack"})
 RECURRENT = frozenset({"dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15", "silero_vad_op18"})
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -54,7 +59,7 @@ SOURCE_OPS = ("Constant", "Placeholder", "Absent")
 def quantize_static(network: OnnxNetwork, samples: list[Feeds], output: Path) -> None:
     """Quantize with ONNX Runtime's quantizer and calibrated ranges."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType
-    from onnxruntime.quantization import quantize_static as quantize
+    from onnxruntime.quantization import quantize_static as quantize_file
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -64,7 +69,7 @@ def quantize_static(network: OnnxNetwork, samples: list[Feeds], output: Path) ->
             return next(self.samples, None)
 
     prepared = prepare(network, output)
-    quantize(
+    quantize_file(
         str(prepared),
         str(output),
         Reader(),
@@ -78,9 +83,9 @@ def quantize_static(network: OnnxNetwork, samples: list[Feeds], output: Path) ->
 def quantize_dynamic(network: OnnxNetwork, samples: list[Feeds], output: Path) -> None:
     """Quantize with ONNX Runtime's quantizer and ranges that the model computes."""
     from onnxruntime.quantization import QuantType
-    from onnxruntime.quantization import quantize_dynamic as quantize
+    from onnxruntime.quantization import quantize_dynamic as quantize_file
 
-    quantize(str(prepare(network, output)), str(output), per_channel=True, weight_type=QuantType.QInt8)
+    quantize_file(str(prepare(network, output)), str(output), per_channel=True, weight_type=QuantType.QInt8)
 
 
 def prepare(network: OnnxNetwork, output: Path) -> Path:
@@ -150,9 +155,11 @@ def quality(network: OnnxNetwork, path: Path, samples: list[Feeds], sums: Array)
             reference, run = OPENERS[name](network.path), OPENERS[name](path)
             expected, actual = ([each(feeds) for feeds in last_samples] for each in (reference, run))
             actual_sums = network.evaluate(run)
+            np.save(path.with_suffix(f".{name}.npy"), actual_sums)
             row[name] = {
                 "metric": round(network.score(actual_sums.sum(0)), 4),
                 "interval": [round(value, 4) for value in network.interval(sums, actual_sums)],
+                "deviation": round(float(network.deviations(sums, actual_sums).mean()), 5),
                 "sqnr": sqnr(expected, actual),
             }
         except Exception as error:
@@ -164,6 +171,11 @@ def quality(network: OnnxNetwork, path: Path, samples: list[Feeds], sums: Array)
         row["nodes"] = count_nodes(path)
         row["executed"] = {name: round(value, 4) for name, value in fractions.items()}
     return row
+
+
+def suffix_of(tool: str) -> str:
+    """Return the suffix of the models of a tool."""
+    return ".xml" if tool == "nncf" else ".onnx"
 
 
 def runtimes_of(path: Path) -> tuple[str, ...]:
@@ -200,12 +212,10 @@ class Tool:
     """Quantizer of this comparison.
 
     Attributes:
-        suffix: end of the names of its files.
         quantize: writes the int8 model, and may return facts about it.
         is_dynamic: True for ranges that the model computes, for transformers and recurrent networks.
     """
 
-    suffix: str
     quantize: Callable[[OnnxNetwork, list[Feeds], Path], dict[str, Any] | None]
     is_dynamic: bool = False
 
@@ -220,16 +230,24 @@ def find_tools(nncf: str | None) -> dict[str, Tool]:
         nncf: interpreter of an environment with NNCF; None if the comparison has only its saved figures and files.
     """
     return {
-        "quantkit": Tool(".onnx", quantize_with_quantkit),
-        "quantkit_onnxruntime": Tool(".onnx", partial(quantize_with_quantkit, runtime="onnxruntime")),
-        "quantize_static": Tool(".onnx", quantize_static),
-        "quantize_dynamic": Tool(".onnx", quantize_dynamic, is_dynamic=True),
-        **({"nncf": Tool(".xml", partial(quantize_with_nncf, nncf))} if nncf else {}),
+        "quantkit": Tool(quantize_with_quantkit),
+        "quantkit_onnxruntime": Tool(partial(quantize_with_quantkit, runtime="onnxruntime")),
+        "quantize_static": Tool(quantize_static),
+        "quantize_dynamic": Tool(quantize_dynamic, is_dynamic=True),
+        **({"nncf": Tool(partial(quantize_with_nncf, nncf))} if nncf else {}),
     }
 
 
-def measure(network: OnnxNetwork, build: Path, tools: Mapping[str, Tool], row: dict[str, Any]) -> None:
-    """Quantize a network, and update its row of the table with the quality of each tool's model."""
+def measure(network: OnnxNetwork, build: Path, tools: Mapping[str, Tool], row: dict[str, Any], *, reuse: bool) -> None:
+    """Quantize a network, and update its row of the table with the quality of each tool's model.
+
+    Args:
+        network: network to quantize.
+        build: folder of the models.
+        tools: tools by name.
+        row: row of the network.
+        reuse: measure the models in the folder without quantizing.
+    """
     reference = open_onnxruntime(network.path)
     samples = network.calibration(reference)
     sums = network.evaluate(reference)
@@ -242,41 +260,67 @@ def measure(network: OnnxNetwork, build: Path, tools: Mapping[str, Tool], row: d
     )
     for name, tool in tools.items():
         if tool.suits(network):
-            path = build / f"{network.name}.{name}{tool.suffix}"
+            path = build / f"{network.name}.{name}{suffix_of(name)}"
             try:
-                start = perf_counter()
-                facts = tool.quantize(network, samples, path) or {}
-                seconds = round(perf_counter() - start, 1)
-                row[name] = {"seconds": seconds, **facts, **quality(network, path, samples, sums)}
+                facts = row.get(name, {}) if reuse and path.exists() else quantize(tool, network, samples, path)
+                row[name] = {**facts, **quality(network, path, samples, sums)}
             except Exception as error:
                 row[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
+    for name in OURS:
+        for runtime in RUNTIMES:
+            if "deviation" in row.get(name, {}).get(runtime, {}):
+                row[name][runtime]["nearer"] = compare(network, build, name, runtime, sums)
+
+
+def quantize(tool: Tool, network: OnnxNetwork, samples: list[Feeds], path: Path) -> dict[str, Any]:
+    """Quantize a network with a tool; return the run time and the facts that the tool reports."""
+    start = perf_counter()
+    facts = tool.quantize(network, samples, path) or {}
+    return {"seconds": round(perf_counter() - start, 1), **facts}
+
+
+def compare(network: OnnxNetwork, build: Path, ours: str, runtime: str, sums: Array) -> dict[str, Any]:
+    """Return the deviation of a model minus that of each peer in the same runtime, with its 95 % interval."""
+
+    def deviations(tool: str) -> Array | None:
+        path = build / f"{network.name}.{tool}.{runtime}.npy"
+        return network.deviations(sums, np.load(path)) if path.exists() else None
+
+    differences: dict[str, Any] = {}
+    for peer in (name for name in TOOLS if name not in OURS):
+        pair = deviations(ours), deviations(peer)
+        if pair[0] is not None and pair[1] is not None:
+            paired = pair[0] - pair[1]
+            low, high = bootstrap(len(paired), lambda rows, paired=paired: float(paired[rows].mean()))
+            differences[peer] = [round(float(value), 5) for value in (paired.mean(), low, high)]
+    return differences
 
 
 def measure_speed(network: OnnxNetwork, build: Path, rounds: int, row: dict[str, Any]) -> None:
     """Update the row of a network with the speed-ups of the int8 models in a folder."""
     feeds = network.calibration(open_onnxruntime(network.path))[-1]
-    for name in TOOLS:
-        for path in build.glob(f"{network.name}.{name}.*"):
-            if path.suffix not in (".onnx", ".xml") or name not in row:
-                continue
-            for runtime in runtimes_of(path):
-                if "metric" in row[name].get(runtime, {}):
-                    reference, run = OPENERS[runtime](network.path), OPENERS[runtime](path)
-                    row[name][runtime]["speed_up"] = speed_up(reference, run, feeds, rounds)
+    for runtime in RUNTIMES:
+        names = [name for name in TOOLS if "metric" in row.get(name, {}).get(runtime, {})]
+        if names:
+            paths = [network.path, *(build / f"{network.name}.{name}{suffix_of(name)}" for name in names)]
+            runs = [OPENERS[runtime](path) for path in paths]
+            for name, value in zip(names, speed_ups(runs, feeds, rounds), strict=True):
+                row[name][runtime]["speed_up"] = value
 
 
-def speed_up(before: Run, after: Run, feeds: Feeds, rounds: int) -> float:
-    """Return the median ratio of the times of alternating runs, without the first two."""
-    ratios = []
-    for number in range(rounds + 2):
-        times = []
-        for each in (before, after):
+def speed_ups(runs: Sequence[Run], feeds: Feeds, rounds: int) -> list[float]:
+    """Return the median ratio of the time of the first model to that of each other one, in alternating runs.
+
+    An untimed run comes before each timed one: threads of the model before it may still spin.
+    """
+    times = np.empty((rounds, len(runs)))
+    for number in range(rounds):
+        for index, run in enumerate(runs):
+            run(feeds)
             start = perf_counter()
-            each(feeds)
-            times.append(perf_counter() - start)
-        if number > 1:
-            ratios.append(times[0] / times[1])
-    return round(statistics.median(ratios), 2)
+            run(feeds)
+            times[number, index] = perf_counter() - start
+    return [round(float(value), 2) for value in np.median(times[:, :1] / times[:, 1:], axis=0)]
 
 
 def describe(name: str, row: Mapping[str, Any]) -> str:
@@ -293,7 +337,11 @@ def _describe_cell(cell: Mapping[str, Any]) -> str:
     if "error" in cell:
         return str(cell["error"])
     interval = " .. ".join(f"{limit:+}" for limit in cell.get("interval", ())) or "-"
-    return f"{cell['metric']} ({interval}) {cell['sqnr']} dB {cell.get('speed_up', '-')} x"
+    peers = "; ".join(
+        f"{peer} {mean:+} ({low:+} .. {high:+})" for peer, (mean, low, high) in cell.get("nearer", {}).items()
+    )
+    text = f"{cell['metric']} ({interval}) deviation {cell.get('deviation', '-')} {cell['sqnr']} dB"
+    return f"{text} {cell.get('speed_up', '-')} x {f'[{peers}]' if peers else ''}"
 
 
 def main() -> None:
@@ -301,6 +349,7 @@ def main() -> None:
     parser.add_argument("build", type=Path, help="folder of the int8 models")
     parser.add_argument("networks", nargs="*", help="names of networks (default: all)")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="tools that quantize (default: all)")
+    parser.add_argument("--reuse", action="store_true", help="measure models in BUILD again without quantizing")
     parser.add_argument("--speed", action="store_true", help="measure only the speed-ups of the models in BUILD")
     parser.add_argument("--rounds", type=int, default=20, help="alternating runs for the speed-up (default: 20)")
     parser.add_argument("--nncf", metavar="PYTHON", help="interpreter of an environment with NNCF")
@@ -316,7 +365,7 @@ def main() -> None:
         if arguments.speed:
             measure_speed(NETWORKS[name], arguments.build, arguments.rounds, row)
         else:
-            measure(NETWORKS[name], arguments.build, tools, row)
+            measure(NETWORKS[name], arguments.build, tools, row, reuse=arguments.reuse)
         print(describe(name, row), flush=True)
         if arguments.save is not None:
             document = {"schema": "quantkit.onnx_networks/1", "machine": this_machine().to_json(), "networks": rows}

@@ -63,11 +63,29 @@ class OnnxNetwork:
             reference: sums of each sample of the float model, (n, k).
             sums: the same of the other model.
         """
-        generator = np.random.default_rng(0)
-        draws = (generator.integers(0, len(sums), len(sums)) for _ in range(NUM_RESAMPLES))
-        differences = [self.score(sums[rows].sum(0)) - self.score(reference[rows].sum(0)) for rows in draws]
-        low, high = np.percentile(differences, [2.5, 97.5])
-        return float(low), float(high)
+        return bootstrap(len(sums), lambda rows: self.score(sums[rows].sum(0)) - self.score(reference[rows].sum(0)))
+
+    def deviations(self, reference: Array, sums: Array) -> Array:
+        """Return the deviation of each sample from the float model, (n,), which no other sample can cancel.
+
+        It is the absolute difference of the metrics of the sample; for outputs that are compared with those of the
+        float model, the RMS error as a fraction of the RMS of the signal of all samples.
+
+        Args:
+            reference: sums of each sample of the float model, (n, k).
+            sums: the same of the other model.
+        """
+        if self.score is decibels:
+            return np.sqrt(sums[:, 1] / reference[:, 0].mean())
+        return np.abs([self.score(row) - self.score(other) for row, other in zip(sums, reference, strict=True)])
+
+
+def bootstrap(count: int, statistic: Callable[[Array], float]) -> tuple[float, float]:
+    """Return the 95 % interval of a statistic of the indices of samples, by a bootstrap over the samples."""
+    generator = np.random.default_rng(0)
+    values = [statistic(generator.integers(0, count, count)) for _ in range(NUM_RESAMPLES)]
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
 
 
 # Metrics of sums over the samples
@@ -373,14 +391,14 @@ def stories() -> list[Array]:
 
 
 def story_likelihoods(run: Run) -> Array:
-    """Return the sum of the logarithms of the probabilities of the next token in nats, and the number of tokens."""
+    """Return the logarithm of the probability of each next token in nats."""
     rows = []
     for tokens in stories()[4:]:
         logits = run({"tokens": tokens[:, :-1]})["logits"][0].astype(np.float64)
         logits -= logits.max(1, keepdims=True)
         logarithms = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        rows.append((logarithms[np.arange(len(logits)), tokens[0, 1:]].sum(), len(logits)))
-    return np.array(rows)
+        rows.append(logarithms[np.arange(len(logits)), tokens[0, 1:]])
+    return with_count(np.concatenate(rows))
 
 
 def speech(name: str) -> Array:

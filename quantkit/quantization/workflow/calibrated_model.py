@@ -11,6 +11,7 @@ from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.lossy_layers import (
     exclude_drifting_layers,
+    exclude_first_layers,
     exclude_last_layers,
     exclude_lossy_layers,
     exclude_noisy_layers,
@@ -29,6 +30,7 @@ CHOICES = (
     exclude_lossy_layers,
     exclude_last_layers,
     exclude_products,
+    exclude_first_layers,
     choose_bias_correction,
     exclude_noisy_layers,
     exclude_drifting_layers,
