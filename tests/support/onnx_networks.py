@@ -76,7 +76,8 @@ class OnnxNetwork:
             sums: the same of the other model.
         """
         if self.score is decibels:
-            return np.sqrt(sums[:, 1] / reference[:, 0].mean())
+            errors: Array = np.sqrt(sums[:, 1] / reference[:, 0].mean())
+            return errors
         return np.abs([self.score(row) - self.score(other) for row, other in zip(sums, reference, strict=True)])
 
 

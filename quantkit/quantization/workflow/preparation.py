@@ -1,25 +1,28 @@
 """Prepare the float graph: choose inputs and outputs, and apply the rewrites that are exact in float."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from quantkit.convert import tensorflow_to_onnx
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.data import Dataset
 from quantkit.data.inference import find_origin, infer_preprocessing
 from quantkit.data.inputs import ImageInput, takes_images
 from quantkit.data.pipeline import with_pixel_size
-from quantkit.errors import UsageError
+from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.model import Model, as_model
 from quantkit.model.endpoints import choose_endpoints
+from quantkit.ops.roles import find_roles
 from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.quantization import Scheme, prepare
+from quantkit.quantization import Plan, Scheme, annotate, prepare
 from quantkit.quantization.calibration.trained_ranges import extract_ranges
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.targets import find_target
@@ -37,6 +40,7 @@ from quantkit.zoo.cards import list_cards
 IMAGE_RANK = 4
 # Range of the images of a uint8 input.
 UINT8 = Range(0.0, 255.0)
+CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative"})
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
@@ -91,16 +95,66 @@ def prepare_float_graph(
     if options.uint8_input:
         trained = {**trained, **dict.fromkeys(graph.inputs, UINT8)} if trained else {}
         graph = _fold_preprocessing(model, graph, options)
-    return model, prepare(graph, scheme), trained
+    graph = prepare(graph, scheme)
+    return model, graph if trained else _convert_gated(graph, options, scheme), trained
+
+
+def _convert_gated(graph: Graph, options: Options, scheme: Scheme) -> Graph:
+    """Return the graph as an ONNX graph if float nodes are between its convolutions, for example SiLU or HardSwish.
+
+    ONNX Runtime's int8 convolution has an int8 output. In ONNX graphs, the ops of gated activations are int8 as well.
+    This form is for ``--runtime onnxruntime``: OpenVINO fuses such float nodes with the convolution, and is faster with
+    them. A scheme that names TensorFlow nodes needs their graph.
+    """
+    is_stated = scheme.keep_float or scheme.equalize
+    if (
+        options.runtime != "onnxruntime"
+        or is_stated
+        or not _can_quantize_onnx(options, scheme)
+        or not _has_gates(graph, annotate(graph, scheme))
+    ):
+        return graph
+    with suppress(UnavailableError):
+        converted, _ = run_recipe(_choose_native_recipe(Options()), tensorflow_to_onnx.convert(graph))
+        return prepare(converted, scheme)
+    return graph
+
+
+def _has_gates(graph: Graph, plan: Plan) -> bool:
+    """Return True if most layers are convolutions, and one has a float output for a float node before int8 layers."""
+    layers = {pattern.layer for pattern in plan.patterns}
+    if 2 * sum(graph[name].op in CONVOLUTIONS for name in layers) <= len(layers):
+        return False
+    before_layers: set[str] = set()
+    gated: set[str] = set()  # nodes whose output reaches such a float node through views and pools
+    roles = find_roles(graph)
+    for name in reversed(graph.order):
+        consumers = [use.node for use in graph.node_uses.get(name, ())]
+        if any(node.name in layers or node.name in before_layers for node in consumers):
+            before_layers.add(name)
+        for node in consumers:
+            is_gate = node.name in before_layers and node.op not in roles.pass_through_ops | roles.layer_ops
+            if node.name in plan.float_fallbacks and (is_gate or node.name in gated):
+                gated.add(name)
+    return any(
+        graph[pattern.layer].op in CONVOLUTIONS
+        and pattern.output not in plan.activations
+        and pattern.output.node in gated
+        for pattern in plan.patterns
+    )
 
 
 def _is_quantized_natively(model: Model, options: Options, scheme: Scheme) -> bool:
-    """Return True if an ONNX graph stays an ONNX graph.
+    """Return True if an ONNX graph stays an ONNX graph."""
+    return model.graph.dialect == onnx.DIALECT and _can_quantize_onnx(options, scheme)
+
+
+def _can_quantize_onnx(options: Options, scheme: Scheme) -> bool:
+    """Return True if the target quantizes ONNX graphs.
 
     Only TensorFlow graphs can absorb the preprocessing, and only they can be calibrated without an installed runtime.
     """
-    dialects = {model.graph.dialect}.intersection(find_target(scheme.target).graph_dialects)
-    if dialects != {onnx.DIALECT} or options.uint8_input:
+    if onnx.DIALECT not in find_target(scheme.target).graph_dialects or options.uint8_input:
         return False
     native = (runtime for runtime in runtimes().values() if runtime.native_dialect == onnx.DIALECT)
     return options.calibration is None or any(runtime.available().ok for runtime in native)

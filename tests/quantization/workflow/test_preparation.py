@@ -25,6 +25,28 @@ CHANNELS_FIRST = """
     v = Const[1x1x4x2]()
     y = Conv2D(pool, v, T=float, padding=VALID, strides=[1, 1, 1, 1], dilations=[1, 1, 1, 1], data_format=NCHW)
 """
+# A SiLU, x * sigmoid(x), and a HardSwish, x * relu6(x + 3) / 6, between convolutions.
+GATED = """
+    inputs: x
+    outputs: y
+    x = Placeholder[?x8x8x3](dtype=float)
+    w = Const[3x3x3x8]()
+    b = Const[8]()
+    conv = Conv2D(x, w, T=float, padding=SAME, strides=[1, 1, 1, 1], dilations=[1, 1, 1, 1], data_format=NHWC)
+    biased = BiasAdd(conv, b, T=float, data_format=NHWC)
+    gate = Sigmoid(biased, T=float)
+    silu = Mul(biased, gate, T=float)
+    d = Const[3x3x8x1]()
+    deep = DepthwiseConv2dNative(silu, d, T=float, padding=SAME, strides=[1, 1, 1, 1], data_format=NHWC)
+    three = Const(3.0)
+    sixth = Const(0.16666667)
+    shifted = AddV2(deep, three, T=float)
+    clipped = Relu6(shifted, T=float)
+    scaled = Mul(clipped, sixth, T=float)
+    swish = Mul(deep, scaled, T=float)
+    v = Const[1x1x8x2]()
+    y = Conv2D(swish, v, T=float, padding=VALID, strides=[1, 1, 1, 1], dilations=[1, 1, 1, 1], data_format=NHWC)
+"""
 IMAGES: Array = np.random.default_rng(2).normal(size=(4, 3, 8, 8)).astype(np.float32)
 
 
@@ -43,3 +65,25 @@ def test_layers_with_channels_first_are_int8(target: str) -> None:
     assert not any("NCHW" in fallback.reason for fallback in result.report.census.float_fallbacks)
     assert result.report.accuracy.sqnr is not None
     assert result.report.accuracy.sqnr.worst > 20
+
+
+@pytest.mark.engine
+def test_onnx_runtime_computes_convolutions_before_gated_activations_in_int8() -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    graph = from_text(GATED)
+    images = np.moveaxis(IMAGES, 1, 3)
+    result = qk.quantize(graph, images, runs=0, runtime="onnxruntime")
+    assert result.report.census.num_patterns == 3
+    assert result.report.census.executed["onnxruntime"] == 1.0
+    assert (result.model.graph.inputs, result.model.graph.outputs) == (graph.inputs, graph.outputs)
+    assert result.report.accuracy.sqnr is not None
+    assert result.report.accuracy.sqnr.worst > 25
+
+
+@pytest.mark.engine
+def test_stated_decisions_about_tensorflow_nodes_stay_valid() -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    scheme = qk.Scheme(keep_float=("DepthwiseConv2dNative",))
+    images = np.moveaxis(IMAGES, 1, 3)
+    result = qk.quantize(from_text(GATED), images, scheme=scheme, runs=0, runtime="onnxruntime")
+    assert [fallback.name for fallback in result.report.census.float_fallbacks if "Conv" in fallback.op] == ["deep"]
