@@ -1,7 +1,6 @@
 """Ranges of the quantized tensors: observed in runs of the float graph, or taken from quantization-aware training."""
 
 from quantkit.quantization.calibration.calibration import (
-    STREAMS,
     Batch,
     calibrate,
     choose_batch,
@@ -13,7 +12,6 @@ from quantkit.quantization.calibration.calibration import (
 )
 
 __all__ = [
-    "STREAMS",
     "Batch",
     "calibrate",
     "choose_batch",

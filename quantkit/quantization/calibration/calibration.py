@@ -1,12 +1,10 @@
 """Calibration: run samples through the float graph, and compute a range for every edge that is quantized.
 
-While the runtime computes two runs, a thread observes the outputs of the run before. So memory holds the tensors of
-three runs and one histogram per edge; the number of samples does not matter. Two runs with half of the threads each
-take less time than one after the other with all threads, each of which ends with the thread that observation delays.
+While the runtime computes one run, a thread observes the outputs of the run before. So memory holds the tensors of
+two runs and one histogram per edge; the number of samples does not matter.
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -46,8 +44,6 @@ Batch = Array | Feeds
 # Memory limit of the observed tensors of one run, if the graph accepts any batch size.
 RUN_BYTES = 32 << 20
 LARGEST_BATCH = 64
-# Number of runs that the session computes at the same time.
-STREAMS = 2
 
 
 @public
@@ -89,7 +85,7 @@ def calibrate(
     require_callable(on_progress=on_progress)
     graph = as_model(graph).graph
     state = None if resume is None else expand_user(resume)
-    with open_calibration_session(graph, plan, runtime, STREAMS) as session:
+    with open_calibration_session(graph, plan, runtime) as session:
         runs = split_batches(session.inputs, batches, choose_batch(graph, plan))
         return collect_ranges(session, plan, runs, graph=graph, on_progress=on_progress, resume=state)
 
@@ -98,7 +94,7 @@ def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int =
     """Return an upper bound for the memory of a calibration in bytes, without Python and the runtime's own code.
 
     The runtime keeps the weights, the copies that it makes while it loads, its working tensors and the observed ones.
-    Calibration adds the observed tensors of three runs and the histograms.
+    Calibration adds the observed tensors of two runs and the histograms.
     """
     shapes = infer_shapes(graph)
     weights = sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
@@ -109,11 +105,11 @@ def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int =
     return copies * weights + activations + 3 * observed + len(plan.edges) * BINS * 16
 
 
-def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO, streams: int = 1) -> Session:
+def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO) -> Session:
     """Open a session whose outputs are the edges that the plan observes, and the graph's outputs.
 
-    The outputs of a run are valid until ``streams`` + 1 further runs begin. Copies of all observed tensors would take
-    about as long as the run itself.
+    The outputs of a run are valid until the second run after it begins: a copy of all observed tensors would take about
+    as long as the run itself.
 
     With ``auto`` an ONNX graph runs in the runtime of its dialect, if that is available: it has every op, in float.
 
@@ -123,7 +119,7 @@ def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO, stre
     """
     inputs = set(graph.inputs)
     edges = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges, *plan.mean_edges) if edge not in inputs)
-    options = SessionOptions(streams=streams, reuse_outputs=True)
+    options = SessionOptions(reuse_outputs=True)
     return open_session(graph.with_endpoints(None, edges), choose_float_runtime(graph, runtime), options)
 
 
@@ -153,7 +149,7 @@ def collect_ranges(
     graph: Graph | None = None,
     total: int | None = None,
     on_progress: OnProgress = ignore_progress,
-    on_run: Callable[[int, Feeds, Feeds], None] = lambda index, feeds, outputs: None,
+    on_run: Callable[[Feeds, Feeds], None] = lambda feeds, outputs: None,
     preprocessing: Preprocessing | str = ARRAYS_UNCHANGED,
     resume: Path | None = None,
     on_message: Callable[[str], object] = lambda message: None,
@@ -161,13 +157,13 @@ def collect_ranges(
     """Observe runs of a session and return the range of every edge that the plan quantizes.
 
     Args:
-        session: session of `open_calibration_session` with `STREAMS`.
+        session: session of `open_calibration_session`.
         plan: decisions about the graph.
         runs: feeds of each run with their number of samples.
         graph: float graph, for the provenance, and for the names and channel axes of the edges of an ONNX graph.
         total: number of all samples, for the progress.
         on_progress: callback for the number of finished samples.
-        on_run: callback for index, feeds and outputs of each run; the session reuses the outputs after the call.
+        on_run: callback for feeds and outputs of each run; the session reuses the outputs after the call.
         preprocessing: preprocessing of the samples, for the provenance.
         resume: file for the observations of an interrupted calibration. If it exists and belongs to the same graph,
             scheme and data, its samples do not run again. It is removed at the end.
@@ -184,9 +180,11 @@ def collect_ranges(
     with ThreadPoolExecutor(1) as thread:
         pending: Future[None] | None = None
         try:
-            new = ((index, *run) for index, run in enumerate(runs) if not observation.skips(*run))
-            for index, feeds, count, outputs in _run_ahead(session, new):
-                on_run(index, feeds, outputs)
+            for feeds, count in runs:
+                if observation.skips(feeds, count):
+                    continue
+                outputs = session.run(feeds)
+                on_run(feeds, outputs)
                 if pending is not None:
                     pending.result()
                     state.save()
@@ -204,22 +202,6 @@ def collect_ranges(
     ranges = observation.ranges()
     state.remove()
     return replace(ranges, provenance=replace(ranges.provenance, preprocessing=preprocessing))
-
-
-def _run_ahead(session: Session, runs: Iterable[tuple[int, Feeds, int]]) -> Iterator[tuple[int, Feeds, int, Feeds]]:
-    """Yield index, feeds, number of samples and outputs of each run, in order.
-
-    The outputs of a run are valid until the second run after it is requested.
-    """
-    with ThreadPoolExecutor(STREAMS) as pool:
-        running: deque[tuple[int, Feeds, int, Future[dict[str, Array]]]] = deque()
-        for index, feeds, count in runs:
-            running.append((index, feeds, count, pool.submit(session.run, feeds)))
-            if len(running) == STREAMS:
-                first_index, first_feeds, first_count, outputs = running.popleft()
-                yield first_index, first_feeds, first_count, outputs.result()
-        for index, feeds, count, outputs in running:
-            yield index, feeds, count, outputs.result()
 
 
 def split_batches(

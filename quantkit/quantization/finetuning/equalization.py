@@ -12,7 +12,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization.annotation import annotate
-from quantkit.quantization.calibration import STREAMS, choose_float_runtime, collect_ranges, open_calibration_session
+from quantkit.quantization.calibration import choose_float_runtime, collect_ranges, open_calibration_session
 from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.corrections import equalize
 from quantkit.quantization.finetuning.samples import SampleStore
@@ -46,7 +46,7 @@ def equalize_layers(graph: Graph, plan: Plan, store: SampleStore, runtime: str) 
     equalized = equalize(graph, plan, _observe_maxima(graph, edges, store, runtime), float_patterns)
     if equalized == graph:
         return None
-    with open_calibration_session(equalized, plan, runtime, STREAMS) as session:
+    with open_calibration_session(equalized, plan, runtime) as session:
         runs = zip(_read_runs(session, store), store.counts, strict=True)
         return equalized, collect_ranges(session, plan, runs, graph=equalized)
 

@@ -1,6 +1,6 @@
 """Calibrate the float model, and record its outputs in the same runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -16,7 +16,6 @@ from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.progress import Progress
 from quantkit.quantization.calibration import (
-    STREAMS,
     choose_float_runtime,
     collect_ranges,
     estimate_memory,
@@ -122,29 +121,22 @@ def _calibrate(
 ) -> tuple[Ranges, FloatReference]:
     reference = FloatReference(task=options.task)
     state = None if options.output is None else options.output.with_name(f"{options.output.name}.calibration")
-    with open_calibration_session(graph, plan, options.runtime, STREAMS) as session:
+    with open_calibration_session(graph, plan, options.runtime) as session:
         samples = LabeledFeeds.of(model, session, data, options)
         _announce(graph, plan, session.runtime.name, samples, options)
         names = dict.fromkeys(tensor_name(graph, edge) for edge in graph.outputs)
 
-        classes: list[tuple[int | None, ...]] = []
-
-        def runs() -> Iterator[tuple[Mapping[str, Array], int]]:
-            for feeds in samples:
-                classes.append(samples.classes)
-                yield feeds, len(samples.classes)
-
-        def record(index: int, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        def record(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
             values = {**feeds, **outputs}  # an input may be an output of the graph, too
             # The session reuses its outputs.
             copies = {name: values[name].copy() for name in names}
-            reference.record(samples.batch, classes[index], dict(feeds), copies)
+            reference.record(samples, dict(feeds), copies)
 
         try:
             ranges = collect_ranges(
                 session,
                 plan,
-                runs(),
+                ((feeds, len(samples.classes)) for feeds in samples),
                 graph=graph,
                 total=options.limit if data.size is None else data.size,
                 on_progress=options.on_progress,

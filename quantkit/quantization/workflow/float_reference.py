@@ -59,19 +59,19 @@ class FloatReference:
     is_classifier: bool = False
     task: TaskMetric | None = None
 
-    def record(self, batch: int, classes: tuple[int | None, ...], feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
-        """Cache a run if it fits; return whether it does."""
-        rows = rows_of(outputs, batch, len(classes))
+    def record(self, samples: LabeledFeeds, feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
+        """Cache the last run if it fits; return whether it does."""
+        rows = rows_of(outputs, samples.batch, len(samples.classes))
         cached = [feeds] if are_vectors(rows) else [feeds, rows]
         size = sum(array.nbytes for arrays in cached for array in arrays.values())
         if self.num_bytes + size > CACHE_BYTES:
             self.is_full = True
             return False
         self.num_bytes += size
-        self.rows = batch
+        self.rows = samples.batch
         self.feeds.append(dict(feeds))
         self.outputs.append(rows)
-        self.classes.append(classes)
+        self.classes.append(samples.classes)
         return True
 
     def run(self, session: Session, samples: LabeledFeeds) -> Iterator[int]:
@@ -83,7 +83,7 @@ class FloatReference:
         for feeds in samples:
             outputs = session.run(feeds)
             rows = rows_of(outputs, samples.batch, len(samples.classes))
-            if self.uncached is None and not self.record(samples.batch, samples.classes, feeds, outputs):
+            if self.uncached is None and not self.record(samples, feeds, outputs):
                 if not are_vectors(rows):
                     return
                 self.uncached = samples.skip(position)
