@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from quantkit.cores import available_cores
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.formats.files import check_opsets
@@ -62,6 +64,8 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     from quantkit.convert.to_onnx import to_onnx
 
     openvino = _module()
+    # The first conversion of an array initializes NumPy's functions; two threads that do so at once block each other.
+    openvino.Tensor(np.zeros(1, np.float32))
     core = openvino.Core()
     device = _device(core, openvino.__version__, options.gpu_index)
     config = _config(core, device, options)

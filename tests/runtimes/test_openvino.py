@@ -88,6 +88,18 @@ def test_error_is_one_line(text: str, is_file: bool, kind: type[Exception], mess
     assert error.hint
 
 
+def test_the_first_calls_of_two_threads_do_not_block_each_other(product: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from threading import Barrier, Thread; import numpy as np\n"
+        "from quantkit.runtimes import open_session; from quantkit.runtimes.session import SessionOptions\n"
+        "session = open_session(Path(sys.argv[1]), 'openvino', SessionOptions(streams=2)); barrier = Barrier(2)\n"
+        "feeds = {info.name: np.ones([size or 1 for size in info.shape.dims], np.float32) for info in session.inputs}\n"
+        "threads = [Thread(target=lambda: (barrier.wait(), session.run(feeds))) for _ in range(2)]\n"
+        "sys.setswitchinterval(1e-6); [thread.start() for thread in threads]; [thread.join() for thread in threads]"
+    )
+    subprocess.run([sys.executable, "-c", script, str(product)], timeout=60, check=True)
+
+
 def test_opening_a_session_loads_no_telemetry(product: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -132,7 +132,7 @@ class _FloatFiles:
         name = candidate.settings.runtime
         kinds = find_runtime(name).kinds
         path = None
-        if "onnx" in kinds:
+        if onnx.DIALECT in kinds:
             path = self._onnx
         elif "tflite" in kinds and name in self._conversion.runtimes:
             path = self._litert
