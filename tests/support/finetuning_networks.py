@@ -7,6 +7,7 @@
 - `digits`: the bundled network and its held-out images.
 - `pplcnet_orientation`: angles of text, PP-LCNet with depthwise convolutions, HardSwish and squeeze-and-excite, of
   ``../shared/onnx_models``. Calibration and evaluation use crops of different texts.
+- `sediment_unet`: images of sediment, a U-Net of ``../shared/onnx_models``, with the target images.
 - `inception_v3`: the stand-in of the 2015 release, with crops of its photographs.
 """
 
@@ -44,7 +45,7 @@ class Problem:
         model: model file or card name.
         calibration: samples for calibration and training, without labels.
         held_out: other samples, which measure the accuracy.
-        labels: class index of each held-out sample; None without labels.
+        labels: class index of each held-out sample, or its output values, (n, k); None without labels.
         options: options of `quantkit.quantize` that select inputs and outputs.
     """
 
@@ -204,6 +205,19 @@ def text_crops(part: int, count: int) -> tuple[Array, Array]:
     return np.stack(crops), np.array(labels)
 
 
+def sediment_unet(build: Path) -> Problem:
+    from onnx_networks import FOLDER, sediment
+
+    images, targets = sediment()
+    return Problem(
+        str(FOLDER / "sediment_unet.onnx"),
+        images[:6, None],
+        images[6:, None],
+        targets[6:].reshape(len(targets) - 6, -1),
+        {},
+    )
+
+
 def inception_v3(build: Path) -> Problem:
     paths = sorted(PHOTOGRAPHS.glob("*.jpg"))
     calibration = np.stack([crop for path in paths[: 4 * len(paths) // 5] for crop in photograph_crops(path, 1)])
@@ -221,5 +235,6 @@ def photograph_crops(path: Path, count: int) -> Iterator[Array]:
 
 
 PROBLEMS: Mapping[str, Callable[[Path], Problem]] = {
-    function.__name__: function for function in (mobilenet, separable, digits, pplcnet_orientation, inception_v3)
+    function.__name__: function
+    for function in (mobilenet, separable, digits, pplcnet_orientation, sediment_unet, inception_v3)
 }
