@@ -17,6 +17,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.memory import available_memory
 from quantkit.quantization.fallback import Loss
+from quantkit.quantization.finetuning.layerwise import _Moments
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
 from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, Objective, OutOfMemoryError, Simulator
@@ -517,3 +518,16 @@ def test_an_interrupted_quantization_resumes(tmp_path: Path) -> None:
     assert run().report.fine_tuning is not None
     assert f"resuming from the fine-tuning state in {state}" in messages
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx"]
+
+
+def test_moments_of_rows_with_large_means_have_no_negative_eigenvalues() -> None:
+    random = np.random.default_rng(0)
+    rows = (300 + random.normal(size=(1, 20_000, 1)) + 1e-3 * random.normal(size=(1, 20_000, 24))).astype(np.float32)
+    moments = _Moments.of(1, 24)
+    for part in np.split(rows, 4, axis=1):
+        moments.add(part, part)
+    products, crossed = moments.center()
+    centered = rows[0].astype(np.float64) - rows[0].mean(0, dtype=np.float64)
+    assert np.linalg.eigvalsh(products[0])[0] > 0
+    np.testing.assert_allclose(products[0], centered.T @ centered, rtol=1e-5)
+    np.testing.assert_allclose(crossed, products)

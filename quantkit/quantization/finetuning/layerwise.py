@@ -143,12 +143,11 @@ class _Moments:
         return cls(np.zeros(products), np.zeros(products), np.zeros(sums), np.zeros(sums))
 
     def add(self, quantized: Array, floats: Array) -> None:
-        """Add rows, (g, r, d) each; the products of one call are float32."""
-        transposed = quantized.transpose(0, 2, 1)
-        self.products += transposed @ quantized
-        self.crossed += transposed @ floats
-        self.quantized_sum += quantized.sum(1)
-        self.float_sum += floats.sum(1)
+        """Add rows, (g, r, d) each."""
+        self.products += _product(quantized, quantized)
+        self.crossed += _product(quantized, floats)
+        self.quantized_sum += quantized.sum(1, dtype=np.float64)
+        self.float_sum += floats.sum(1, dtype=np.float64)
         self.count += quantized.shape[1]
 
     def center(self) -> tuple[Doubles, Doubles]:
@@ -158,6 +157,18 @@ class _Moments:
             self.products - means * self.quantized_sum[:, None, :],
             self.crossed - means * self.float_sum[:, None, :],
         )
+
+
+def _product(first: Array, second: Array) -> Doubles:
+    """Return A'B, (g, d, d), of rows (g, r, d).
+
+    Only the deviations from the means are multiplied in float32: the rounding of large means could exceed the smallest
+    eigenvalue of centered rows.
+    """
+    means = [rows.mean(1, dtype=np.float64, keepdims=True) for rows in (first, second)]
+    deviations = [(rows - mean).astype(np.float32) for rows, mean in zip((first, second), means, strict=True)]
+    product: Doubles = deviations[0].transpose(0, 2, 1) @ deviations[1]
+    return product + first.shape[1] * (means[0].transpose(0, 2, 1) @ means[1])
 
 
 def tune_layers(
