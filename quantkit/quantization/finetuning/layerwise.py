@@ -167,8 +167,9 @@ def _product(first: Array, second: Array) -> Doubles:
     """
     means = [rows.mean(1, dtype=np.float64, keepdims=True) for rows in (first, second)]
     deviations = [(rows - mean).astype(np.float32) for rows, mean in zip((first, second), means, strict=True)]
-    product: Doubles = deviations[0].transpose(0, 2, 1) @ deviations[1]
-    return product + first.shape[1] * (means[0].transpose(0, 2, 1) @ means[1])
+    product: Doubles = first.shape[1] * (means[0].transpose(0, 2, 1) @ means[1])
+    product += deviations[0].transpose(0, 2, 1) @ deviations[1]
+    return product
 
 
 def tune_layers(
