@@ -117,8 +117,9 @@ class SessionOptions:
         profile: record the time of each op in `Session.op_trace`, in runtimes that measure it.
         streams: number of threads that may call `Session.run` at the same time.
         spinning: idle threads of the pool spin (default: the default of the runtime).
-        reuse_outputs: the outputs of a run are valid until ``streams`` + 1 further runs begin, so that runtimes need
-            not copy them.
+        reuse_outputs: the outputs of a run are valid until the second run after it begins, so that runtimes need not
+            copy them. Only for runs one after the other: with several ``streams``, the order in which runs end is
+            unknown.
     """
 
     intra_op: int | None = None
