@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# The last digits of NumPy's products depend on the number of threads on some processors, and workers have fewer threads
+# than this process. NumPy reads the variable when it is imported.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 # Busy machines miss deadlines. HYPOTHESIS_PROFILE or --hypothesis-profile selects another profile.
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
