@@ -43,7 +43,7 @@ def exclude_first_layers(conversion: Conversion, trials: Trials, options: Option
     """
     if conversion.graph.dialect != onnx.DIALECT or trials.is_good(conversion):
         return conversion
-    layers = find_first_layers(conversion.graph).keys() - conversion.plan.float_fallbacks.keys()
+    layers = set(find_first_layers(conversion.graph)) - conversion.plan.float_fallbacks.keys()
     if not layers.intersection(conversion.plan.pattern_of):
         return conversion
     reason = "rounding of the input and of the first layers passes through all layers"

@@ -10,7 +10,7 @@ from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme
 from quantkit.quantization.targets import find_target
-from quantkit.quantization.targets.onnx.first_layers import REASON, find_first_layers
+from quantkit.quantization.targets.onnx.first_layers import REASON, find_first_layers, find_slow_layers
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 from onnx import helper, numpy_helper  # noqa: E402
@@ -42,23 +42,34 @@ def network(size: int, channels: int = 16) -> Graph:
 
 
 def test_first_layers_with_few_channels_and_the_ops_after_them_are_found() -> None:
-    assert find_first_layers(network(64)) == dict.fromkeys(("conv", "relu", "depthwise", "pool"), REASON)
+    assert find_first_layers(network(64)) == ("conv", "relu", "depthwise", "pool")
+    assert find_slow_layers(network(64)) == dict.fromkeys(("conv", "relu", "depthwise", "pool"), REASON)
 
 
 @pytest.mark.parametrize(("size", "channels"), [(32, 16), (64, 64)])
 def test_small_and_wide_first_layers_are_not(size: int, channels: int) -> None:
-    assert find_first_layers(network(size, channels)) == {}
+    assert find_first_layers(network(size, channels)) == ()
 
 
-def test_only_the_form_for_onnx_runtime_keeps_them_float() -> None:
+def test_first_layers_stay_int8_if_the_boundary_after_them_costs_more() -> None:
+    graph = network(64, 48)
+    assert find_first_layers(graph) == ("conv", "relu")
+    assert find_slow_layers(graph) == {}
+
+
+def test_only_the_form_for_openvino_quantizes_them() -> None:
     target = find_target("onnx")
-    assert target.slow_nodes(network(64), "auto") == {} == target.slow_nodes(network(64), "openvino")
+    assert target.slow_nodes(network(64), "auto") == target.slow_nodes(network(64), "onnxruntime") != {}
     pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
     samples = list(RANDOM.normal(0, 1, (4, 1, 3, 64, 64)).astype(np.float32))
-    result = qk.quantize(network(64), samples, runs=0, runtime="onnxruntime")
+    result = qk.quantize(network(64), samples, runs=0)
     assert result.plan.float_fallbacks["conv"] == result.plan.float_fallbacks["depthwise"] == REASON
     assert [pattern.layer for pattern in result.plan.patterns] == ["wide"]
-    assert len(qk.quantize(network(64), samples, runs=0).plan.patterns) == 3
+    # ONNX Runtime would move a QuantizeLinear directly after the MaxPool before it.
+    graph = result.conversion.quantized
+    quantize = next(node for node in graph.nodes.values() if node.op == "QuantizeLinear")
+    assert graph[quantize.inputs[0].node].op == "Concat"
+    assert len(qk.quantize(network(64), samples, runs=0, runtime="openvino").plan.patterns) == 3
 
 
 def test_the_scheme_of_the_caller_and_its_reasons_stay(tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ def test_products_of_two_activations_stay_float_if_that_is_nearer(monkeypatch: p
 def test_first_layers_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrated_model, "CHOICES", (exclude_first_layers,))
     monkeypatch.setattr(first_layers, "MIN_POSITIONS", 1)
+    monkeypatch.setattr(first_layers, "BOUNDARY_TIME", 1000.0)  # else they stay float for their speed
     random = np.random.default_rng(2)
     shapes = {"first": (16, 4, 3, 3), "second": (16, 16, 3, 3)}
     weights = [numpy_helper.from_array(random.normal(0, 0.2, shapes[name]).astype(np.float32), name) for name in shapes]

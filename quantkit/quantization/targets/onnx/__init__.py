@@ -10,7 +10,7 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
-from quantkit.quantization.targets.onnx.first_layers import find_first_layers
+from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.product_chains import separate_products
@@ -39,7 +39,7 @@ class OnnxTarget(Target):
             return {}
         if runtime == "openvino":
             return {node.name: FLOAT_SIGMOID for node in graph.nodes.values() if node.op == "Sigmoid"}
-        return find_first_layers(graph) if runtime == "onnxruntime" else {}
+        return find_slow_layers(graph)
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert

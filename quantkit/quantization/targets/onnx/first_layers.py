@@ -1,15 +1,16 @@
 """First layers of ONNX graphs that ONNX Runtime computes faster in float.
 
-Its int8 convolution gathers the window of each output position before the product, its float convolution does not:
+Its int8 convolution gathers the window of each output position before the product, its float convolution does not. The
+times in ns, with c input channels, and d output channels padded to blocks of 16:
 
-    int8     positions * kernel size * 3 ns + MACs / (120 G/s)
-    float    MACs / (40 G/s)
+    int8     positions * kernel size * 2 + MACs / 400      depthwise: positions * kernel size * (1 + d / 64)
+    float    positions * kernel size * c * d / 60          depthwise: positions * kernel size * d / 60
 
-so that float is faster with few channels. Depthwise kernels with few channels are faster in float, too. At the input of
-a model, float layers need no further quantize/dequantize boundary: the quantization moves after them.
+so that float is faster with few channels. At the input of a model, float layers need no further quantize/dequantize
+boundary: the quantization moves after them, where it costs more with more values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 
 from quantkit.formats import onnx
@@ -27,19 +28,40 @@ MAX_POINTWISE_PRODUCT = 256
 MAX_DEPTHWISE_CHANNELS = 32
 # Least number of output positions: smaller layers cost little in any precision.
 MIN_POSITIONS = 4096
+# Output channels that a float convolution computes together.
+CHANNEL_BLOCK = 16
+# Times in ns of an int8 convolution: of one position of a window, and of a MAC.
+WINDOW_TIME, INT8_MAC_TIME = 2.0, 1 / 400
+# Time in ns of a MAC of a float convolution.
+FLOAT_MAC_TIME = 1 / 60
+# Time in ns of a value that leaves the blocks, if the number of channels is not a multiple of 16.
+REORDER_TIME = 0.2
+# Time in ns of a value at the boundary between float and int8, where its layout changes: of a float layer, of an input.
+BOUNDARY_TIME, INPUT_TIME = 0.5, 0.3
 
 
-def find_first_layers(graph: Graph) -> dict[str, str]:
-    """Return the first layers that are faster in float, and the ops between and after them, with the reason.
+def find_slow_layers(graph: Graph) -> dict[str, str]:
+    """Return the first layers of `find_first_layers`, with the reason, if they are faster in float in total.
+
+    Args:
+        graph: float ONNX graph; its only layers stay int8.
+    """
+    first = find_first_layers(graph)
+    layer_ops = find_roles(graph).layer_ops
+    has_others = any(node.op in layer_ops and node.name not in first for node in graph.nodes.values())
+    return dict.fromkeys(first, REASON) if has_others and _saved_time(graph, first) >= 0 else {}
+
+
+def find_first_layers(graph: Graph) -> tuple[str, ...]:
+    """Return the first layers with few channels, and the ops between and after them.
 
     Args:
         graph: float ONNX graph.
     """
-    roles = find_roles(graph)
-    shapes = infer_shapes(graph, {edge: shape for edge, (_, shape) in onnx.value_infos(graph).items()})
+    roles, shapes = find_roles(graph), _infer_shapes(graph)
     # Nodes without an int8 layer before them: True with a float layer before them.
     has_layer = {edge.node: False for edge in graph.inputs}
-    first: dict[str, str] = {}
+    first = []
     for name in graph.order:
         node = graph[name]
         sources = [edge.node for edge in node.inputs if edge.node and graph.constant_of(edge) is None]
@@ -47,20 +69,24 @@ def find_first_layers(graph: Graph) -> dict[str, str]:
             continue
         is_after = any(has_layer[source] for source in sources)
         is_layer = node.op in roles.layer_ops
-        if is_layer and not _is_faster_in_float(graph, node, shapes, is_after=is_after):
+        if is_layer and not _has_few_channels(graph, node, shapes, is_after=is_after):
             continue
         has_layer[name] = is_layer or is_after
         if is_layer or (is_after and node.op in roles.pass_through_ops):
-            first[name] = REASON
-    return first
+            first.append(name)
+    return tuple(first)
 
 
-def _is_faster_in_float(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape], *, is_after: bool) -> bool:
-    """Return True if ONNX Runtime computes a layer faster in float than in int8.
+def _infer_shapes(graph: Graph) -> Mapping[Edge, Shape]:
+    return infer_shapes(graph, {edge: shape for edge, (_, shape) in onnx.value_infos(graph).items()})
+
+
+def _has_few_channels(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape], *, is_after: bool) -> bool:
+    """Return True for a large convolution with few channels.
 
     Args:
         graph: graph of the layer.
-        layer: layer; only convolutions of images can be faster.
+        layer: layer; only convolutions of images count.
         shapes: shapes by edge.
         is_after: True after another float layer.
     """
@@ -78,3 +104,44 @@ def _is_faster_in_float(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape],
     if prod(kernel) == 1:
         return is_after and num_inputs * num_outputs <= MAX_POINTWISE_PRODUCT
     return num_inputs * num_outputs <= MAX_CHANNEL_PRODUCT
+
+
+def _saved_time(graph: Graph, first: Collection[str]) -> float:
+    """Return the time in ns that float saves for first layers and the boundary after them; 0 for unknown shapes."""
+    roles, shapes = find_roles(graph), _infer_shapes(graph)
+    layers = [graph[name] for name in first if graph[name].op in roles.layer_ops]
+    last = [Edge(name) for name in first if any(use.node.name not in first for use in graph.node_uses.get(name, ()))]
+    inputs = {layer.inputs[0] for layer in layers} - {Edge(name) for name in first}
+    if any(not _is_known(shapes, edge) for edge in (*inputs, *last, *(Edge(layer.name) for layer in layers))):
+        return 0.0
+    saved = sum(_saved_layer_time(graph, layer, _count_positions(shapes, layer)) for layer in layers)
+    boundary = BOUNDARY_TIME * sum(_count_values(shapes, edge) for edge in last)
+    return saved + INPUT_TIME * sum(_count_values(shapes, edge) for edge in inputs) - boundary
+
+
+def _saved_layer_time(graph: Graph, layer: Node, positions: int) -> float:
+    """Return the time in ns of a convolution in int8 minus that in float."""
+    num_outputs, num_inputs, *kernel = graph[layer.inputs[1].node].value.shape
+    padded = -(-num_outputs // CHANNEL_BLOCK) * CHANNEL_BLOCK
+    windows = positions * prod(kernel)
+    if layer.attrs.get("group", 1) != 1:
+        return windows * (1 + padded / 64) - windows * padded * FLOAT_MAC_TIME
+    gathering = windows * WINDOW_TIME if prod(kernel) > 1 else 0.0
+    int8_time = gathering + windows * num_inputs * num_outputs * INT8_MAC_TIME
+    reordering = positions * padded * REORDER_TIME if padded > num_outputs else 0.0
+    return int8_time - windows * num_inputs * padded * FLOAT_MAC_TIME - reordering
+
+
+def _is_known(shapes: Mapping[Edge, Shape], edge: Edge) -> bool:
+    dims = shapes.get(edge, UNKNOWN).dims
+    return dims is not None and None not in dims[1:]
+
+
+def _count_values(shapes: Mapping[Edge, Shape], edge: Edge) -> int:
+    """Return the number of values of a sample."""
+    return prod(size or 1 for size in (shapes[edge].dims or ())[1:])
+
+
+def _count_positions(shapes: Mapping[Edge, Shape], layer: Node) -> int:
+    """Return the number of output positions of a layer for a sample."""
+    return prod(size or 1 for size in (shapes[Edge(layer.name)].dims or ())[2:])

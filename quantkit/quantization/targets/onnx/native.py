@@ -117,6 +117,7 @@ class _NativeQuantization:
             self._quantize_edge(edge, is_int8=edge.node in int8_nodes, int8_consumers=int8_consumers)
         self._split_hard_swishes()
         self._prevent_int8_averages()
+        self._prevent_int8_maxima()
         self._prevent_float_products()
         self._merge_silu_inputs()
         for edge in outputs:
@@ -250,6 +251,12 @@ class _NativeQuantization:
         for name in self.plan.pass_through:
             if self.nodes[name].op == "AveragePool":
                 self._prevent_fusion(name, "average", 1)
+
+    def _prevent_int8_maxima(self) -> None:
+        """Prevent ONNX Runtime from moving a QuantizeLinear before a float MaxPool, whose int8 kernel is slow there."""
+        pools = {edge.node for edge in self.parameters if self.source[edge.node].op == "MaxPool" and edge.port == 0}
+        for name in sorted(pools.difference(self.plan.pass_through)):
+            self._prevent_fusion(name, "maximum", 1)
 
     def _prevent_float_products(self) -> None:
         """Prevent ONNX Runtime from computing a product and the Add of a computed tensor as a Gemm in float."""
