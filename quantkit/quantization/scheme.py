@@ -48,6 +48,8 @@ class Scheme:
             lose the precision that averaging gains. Their inputs are still quantized.
         split_patterns: compute a layer, its bias and its activation as separate int8 ops.
         quantize_outputs: quantize the output of a layer even if all its consumers are float.
+        float_outputs: leave the output of a layer float if all its consumers are float, for runtimes
+            whose int8 kernels have float outputs, too.
         bias_correction: correct the mean error of each layer's output through its bias.
         equalize: move scales between neighbouring layers before quantizing, where that is exact.
         weights_only: quantize the weights alone; all arithmetic is in float.
@@ -64,6 +66,7 @@ class Scheme:
     float_global_pools: bool = False
     split_patterns: bool = False
     quantize_outputs: bool = False
+    float_outputs: bool = False
     bias_correction: bool = True
     equalize: bool = False
     weights_only: bool = False

@@ -14,7 +14,8 @@ absolute difference from the float model's result for the same sample. quantkit'
 than that of a peer if its deviation is smaller; the difference has a 95 % interval of a paired bootstrap.
 `onnx_network_table.py` renders the table.
 
-The model ``quantkit`` is for all runtimes, the model ``quantkit_onnxruntime`` (``--runtime onnxruntime``) for one.
+The model ``quantkit`` is for all runtimes; the models ``quantkit_onnxruntime`` and ``quantkit_openvino`` are for one
+(``--runtime``).
 ONNX Runtime's quantizer gets its documented settings for processors with VNNI: opset 13 or later, pre-processing, QDQ,
 u8 activations, s8 weights per channel; for transformers and recurrent networks its dynamic quantization, too. PYTHON is
 the interpreter of an environment with NNCF.
@@ -48,8 +49,8 @@ from quantkit.quantization.report.census import executed_int8_fractions  # noqa:
 from quantkit.runtimes import find_runtime  # noqa: E402
 
 RUNTIMES = ("onnxruntime", "openvino")
-TOOLS = ("quantkit", "quantkit_onnxruntime", "quantize_static", "quantize_dynamic", "nncf")
-OURS = ("quantkit", "quantkit_onnxruntime")
+OURS = ("quantkit", "quantkit_onnxruntime", "quantkit_openvino")
+TOOLS = (*OURS, "quantize_static", "quantize_dynamic", "nncf")
 TRANSFORMERS = frozenset({"kwt1", "stories260k", "vittrack"})
 RECURRENT = frozenset({"dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15", "silero_vad_op18"})
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -182,7 +183,8 @@ def runtimes_of(path: Path) -> tuple[str, ...]:
     """Return the runtimes that read a file, and that its tool made it for."""
     if path.suffix != ".onnx":
         return ("openvino",)
-    return ("onnxruntime",) if ".quantkit_onnxruntime." in path.name else RUNTIMES
+    own = tuple(runtime for runtime in RUNTIMES if f".quantkit_{runtime}." in path.name)
+    return own or RUNTIMES
 
 
 def count_nodes(path: Path) -> int:
@@ -231,7 +233,7 @@ def find_tools(nncf: str | None) -> dict[str, Tool]:
     """
     return {
         "quantkit": Tool(quantize_with_quantkit),
-        "quantkit_onnxruntime": Tool(partial(quantize_with_quantkit, runtime="onnxruntime")),
+        **{f"quantkit_{name}": Tool(partial(quantize_with_quantkit, runtime=name)) for name in RUNTIMES},
         "quantize_static": Tool(quantize_static),
         "quantize_dynamic": Tool(quantize_dynamic, is_dynamic=True),
         **({"nncf": Tool(partial(quantize_with_nncf, nncf))} if nncf else {}),

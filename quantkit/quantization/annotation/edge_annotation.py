@@ -64,7 +64,9 @@ class EdgeAnnotation:
         return sorted(edges, key=lambda edge: (self.facts.position[edge.node], edge.port))
 
     def _has_quantized_output(self, pattern: FusedPattern) -> bool:
-        return self.scheme.quantize_outputs or self.graph[pattern.layer].op in self.roles.quantized_output_ops
+        op = self.graph[pattern.layer].op
+        has_float_kernel = self.scheme.float_outputs or op not in self.roles.quantized_output_ops
+        return self.scheme.quantize_outputs or not has_float_kernel
 
     def _is_averaged(self, edge: Edge) -> bool:
         """Return True if all consumers are global averages, of the edge or of its concatenation."""

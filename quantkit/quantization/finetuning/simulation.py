@@ -228,7 +228,8 @@ def _mark_edges(graph: Graph, plan: Plan, edges: list[Edge], all_consumers: bool
     producers, consumers = set(plan.pass_through), set(plan.pass_through)
     for pattern in plan.patterns:
         consumers.update(pattern.nodes)
-        if plan.scheme.split_patterns or graph[pattern.layer].op in roles.quantized_output_ops:
+        is_quantized = pattern.output in plan.activations and graph[pattern.layer].op in roles.quantized_output_ops
+        if plan.scheme.split_patterns or is_quantized:
             producers.update(pattern.nodes)
     nodes = dict(graph.nodes)
     markers: dict[Edge, str] = {}

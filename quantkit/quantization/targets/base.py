@@ -90,6 +90,15 @@ class Target(ABC):
         """
         return graph
 
+    def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
+        """Return a scheme with the options that suit the kernels of a runtime.
+
+        Args:
+            scheme: scheme of the caller.
+            runtime: name of the runtime; ``auto`` for the form that serves all `runtimes`.
+        """
+        return scheme
+
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
         """Return the nodes that a runtime computes faster in float than in int8, with the reason.
 

@@ -31,6 +31,8 @@ def choose_scheme(options: Options) -> Scheme:
         scheme = scheme.with_(observer=options.observer)
     if options.weights_only:
         scheme = scheme.with_(weights_only=True)
+    if options.plan is None:
+        scheme = find_target(scheme.target).suit_scheme(scheme, options.runtime)
     can_saturate = find_target(scheme.target).multiplies_u8_by_s8
     if options.reduce_range and not can_saturate:
         others = [target.name for target in targets().values() if target.multiplies_u8_by_s8]

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 
 from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ops.roles.onnx import GATE_OPS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
@@ -15,7 +17,7 @@ from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 
-FLOAT_SIGMOID = "OpenVINO fuses a float SiLU with the convolution before it"
+FLOAT_GATE = "OpenVINO fuses a float SiLU or HardSwish with the convolution before it"
 
 
 class OnnxTarget(Target):
@@ -34,11 +36,14 @@ class OnnxTarget(Target):
     def prepare(self, graph: Graph) -> Graph:
         return lower_layers(raise_opset(graph)) if graph.dialect == self.dialect else graph
 
+    def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
+        return scheme.with_(float_outputs=True) if runtime == "openvino" else scheme
+
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
         if graph.dialect != self.dialect:
             return {}
         if runtime == "openvino":
-            return {node.name: FLOAT_SIGMOID for node in graph.nodes.values() if node.op == "Sigmoid"}
+            return {node.name: FLOAT_GATE for node in graph.nodes.values() if node.op in GATE_OPS}
         return find_slow_layers(graph)
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
