@@ -22,7 +22,7 @@ MAX_CHEAP_LOSS = 0.9
 # Number of layers, those with the noisiest inputs, that are tried one after the other.
 NUM_NOISY_LAYERS = 4
 # Largest fractions of the MACs of the last layers that may become float, and of the loss that may then remain.
-LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.12, MAX_LOSS))
+LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.05, MAX_LOSS))
 # Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
 DRIFT_ERROR = 0.02
 DRIFT_FRACTIONS = (0.25, 0.5)

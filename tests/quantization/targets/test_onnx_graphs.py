@@ -433,6 +433,16 @@ def test_runtime_chooses_the_form_of_silu(tmp_path: Path) -> None:
         assert {pattern.output for pattern in plan.patterns}.isdisjoint(plan.activations) == is_float, runtime
 
 
+def test_outputs_are_dequantized_before_a_pixel_shuffle() -> None:
+    """OpenVINO would subtract the zero point in images of one channel."""
+    network = Network(*IMAGE)
+    network.add("DepthToSpace", network.conv("x"), blocksize=2, name="y")
+    graph = load(network.model("y"))
+    for float_outputs, count in ((False, 1), (True, 0)):
+        _, quantized = quantize(graph, samples(network), float_outputs=float_outputs)
+        assert quantized.op_counts.get("Max", 0) == count
+
+
 @pytest.mark.parametrize("size", [0.2, 1.0, 20.0])
 def test_gate_of_hard_swish_is_exact(size: float) -> None:
     """Input 3/k (q - k) has the gate clip(q, 0, 2k) / 2k: the output has the errors of the input only."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
 
 # x * sigmoid(x) is above -0.003 for smaller values.
 SILU_MINIMUM = -8.0
+# Ops of a pixel shuffle: DepthToSpace, or a Transpose of more dimensions than an image between two Reshapes.
+SHUFFLE_OPS = frozenset({"DepthToSpace", "Reshape", "Transpose"})
+IMAGE_RANK = 4
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
@@ -119,6 +123,7 @@ class _NativeQuantization:
         self._prevent_int8_averages()
         self._prevent_int8_maxima()
         self._prevent_float_products()
+        self._prevent_late_dequantization()
         self._merge_silu_inputs()
         for edge in outputs:
             self._quantize_output(edge)
@@ -266,6 +271,19 @@ class _NativeQuantization:
             if self.source[pattern.layer].op == "MatMul" and not pattern.bias and is_sum:
                 self._prevent_fusion(pattern.layer, "product", -1)
 
+    def _prevent_late_dequantization(self) -> None:
+        """Prevent OpenVINO from moving a DequantizeLinear after the pixel shuffle of an output.
+
+        Its subtraction of the zero point is slow in images of one channel. No value is below the limit.
+        """
+        for pattern in self.plan.patterns:
+            shuffle = _find_last_shuffle(self.source, pattern.output) if pattern.output in self.parameters else None
+            if shuffle is not None:
+                node = self.nodes[shuffle.name]
+                limit = self._add_constant(f"{node.name}/limit", np.array(-inf, np.float32))
+                maximum = self._add(Node(f"{node.name}/maximum", "Max", (node.inputs[0], limit)))
+                self.nodes[node.name] = node.with_input(0, maximum)
+
     def _merge_silu_inputs(self) -> None:
         """Give Sigmoid and Mul of a SiLU, x * sigmoid(x), a common input that is not a DequantizeLinear.
 
@@ -287,6 +305,21 @@ class _NativeQuantization:
         """Insert a Concat of one tensor after a node; it takes the name of the node."""
         source = self._add(self.nodes[name].with_(name=f"{name}/{suffix}"))
         self.nodes[name] = Node(name, "Concat", (source,), attrs={"axis": axis})
+
+
+def _find_last_shuffle(graph: Graph, edge: Edge) -> Node | None:
+    """Return the consumer of an edge if it starts a pixel shuffle whose output is an output of the graph, else None."""
+    nodes: list[Node] = []
+    while len(consumers := graph.consumers(edge)) == 1 and consumers[0].op in SHUFFLE_OPS:
+        nodes.append(consumers[0])
+        edge = Edge(consumers[0].name)
+    is_shuffle = any(node.op == "DepthToSpace" or len(_permutation(node)) > IMAGE_RANK for node in nodes)
+    return nodes[0] if is_shuffle and edge in graph.outputs else None
+
+
+def _permutation(node: Node) -> Sequence[int]:
+    perm: Any = node.attrs.get("perm", ())
+    return tuple(perm)
 
 
 def _is_silu(edge: Edge, consumers: Sequence[Node]) -> bool:
