@@ -160,6 +160,20 @@ IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
         ],
         {},
     ),
+    # With oneDNN, TensorFlow replaces scales near 1/6 after a convolution by 1/6.
+    "scaled_swishes": (
+        [
+            node("c", "Conv", "x", "w", "b"),
+            node("h", "HardSwish", "c"),
+            node("m", "Mul", "h", "scale"),
+            node("d", "Conv", "m", "w", "b"),
+            node("g", "HardSigmoid", "d", alpha=1 / 6),
+            node("p", "Mul", "d", "g"),
+            node("q", "Mul", "scale", "p"),
+            node("y", "Add", "q", "scale"),
+        ],
+        {"w": weights(4, 4, 1, 1), "b": weights(4), "scale": np.full((1,), 0.95, np.float32)},
+    ),
     "shapes": (
         [
             node("t", "Transpose", "x", perm=(0, 2, 3, 1)),

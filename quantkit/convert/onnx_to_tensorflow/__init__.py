@@ -28,9 +28,10 @@ def convert(graph: Graph) -> Graph:
         recurrent,
         shapes,
     )
+    from quantkit.convert.onnx_to_tensorflow.scaled_swishes import separate_scales
     from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator
 
-    return OnnxTranslator(graph).translate()
+    return separate_scales(OnnxTranslator(graph).translate())
 
 
 def as_tensorflow(graph: Graph) -> Graph:
