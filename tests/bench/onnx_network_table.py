@@ -3,9 +3,10 @@
     python tests/bench/onnx_network_table.py [ONNX_NETWORKS.json] [NETWORKS.json]
 
 A cell with two numbers has ONNX Runtime first and OpenVINO second; "-" stands for a runtime that cannot open a model,
-and for a figure that was not measured. The deviation is the mean over the samples of the absolute difference from the
-float model's result for the same sample; each runtime has the figure of quantkit and that of the peer with the smallest
-one. "nearer" and "farther" mean that the 95 % interval of the paired difference excludes 0.
+and for a figure that was not measured. The speed-ups of quantkit are those of the file for all runtimes and, after a
+comma, of the file for this runtime (`--runtime`). The deviation is the mean over the samples of the absolute difference
+from the float model's result for the same sample; each runtime has the figure of quantkit and that of the peer with the
+smallest one. "nearer" and "farther" mean that the 95 % interval of the paired difference excludes 0.
 """
 
 import json
@@ -56,19 +57,31 @@ def quality_rows(networks: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def speed_rows(networks: Mapping[str, Any]) -> Iterator[list[str]]:
-    ratios: dict[str, list[float]] = {runtime: [] for runtime in RUNTIMES}
+    ratios: dict[tuple[str, str], list[float]] = {}
     for name, row in networks.items():
         ours = row.get("quantkit", {})
         cells = []
         for runtime, rival in RIVALS.items():
-            speed_ups = [figure(row, tool, runtime, "speed_up") for tool in ("quantkit", rival)]
-            if None not in speed_ups:
-                ratios[runtime].append(speed_ups[0] / speed_ups[1])
-            cells.append(" vs ".join("-" if value is None else f"{value:.2f}" for value in speed_ups))
+            tools = files_for(networks, runtime)
+            speed_ups = [figure(row, tool, runtime, "speed_up") for tool in (*tools, rival)]
+            for tool, value in zip(tools, speed_ups, strict=False):
+                if value is not None and speed_ups[-1] is not None:
+                    ratios.setdefault((runtime, tool), []).append(value / speed_ups[-1])
+            texts = ["-" if value is None else f"{value:.2f}" for value in speed_ups]
+            cells.append(f"{', '.join(texts[:-1])} vs {texts[-1]}")
         executed = pair((ours.get("executed", {}).get(runtime) for runtime in RUNTIMES), ".0%")
         yield [name, f"{row['nodes']} → {ours.get('nodes', '-')}", executed, *cells]
-    medians = [f"{statistics.median(values):.2f}" if values else "-" for values in ratios.values()]
-    yield ["median of the ratios", "", "", *medians]
+    medians = {key: f"{statistics.median(values):.2f}" for key, values in ratios.items()}
+    cells = [
+        ", ".join(medians.get((runtime, tool), "-") for tool in files_for(networks, runtime)) for runtime in RIVALS
+    ]
+    yield ["median of the ratios", "", "", *cells]
+
+
+def files_for(networks: Mapping[str, Any], runtime: str) -> list[str]:
+    """Return the names of quantkit's files for all runtimes and for one."""
+    name = f"quantkit_{runtime}"
+    return ["quantkit", *([name] if any(name in row for row in networks.values()) else [])]
 
 
 def other_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -102,7 +115,10 @@ def main() -> None:
     rows = json.loads(paths[1].read_text())["rows"]
     deviations = [f"deviation in {TITLES[runtime]}" for runtime in RUNTIMES]
     print(table(["network: metric", "float", "quantkit", *PEERS, *deviations], quality_rows(networks)), end="\n\n")
-    speeds = [f"speed-up in {TITLES[runtime]}, quantkit vs {rival}" for runtime, rival in RIVALS.items()]
+    speeds = [
+        f"speed-up in {TITLES[runtime]}, {', '.join(files_for(networks, runtime))} vs {rival}"
+        for runtime, rival in RIVALS.items()
+    ]
     print(table(["network", "nodes", "int8 MACs", *speeds], speed_rows(networks)), end="\n\n")
     speeds = [f"speed-up in {TITLES[runtime]}" for runtime in RUNTIMES]
     print(table(["network", "nodes", "int8 MACs", "SQNR in dB", *speeds], other_rows(rows)))

@@ -84,6 +84,7 @@ class OnnxRoles(Roles):
         {
             "Softmax": "small probabilities would quantize to zero",
             "BatchNormalization": "BatchNorm is not folded into a layer",
+            "com.microsoft.QuickGelu": "ONNX Runtime computes SiLU faster in float",
             "GlobalAveragePool": "a global average costs little, and int8 would reduce its precision",
             **dict.fromkeys(RECURRENT_OPS, "no runtime has an int8 kernel for this op type: --weights-only stores it"),
             **dict.fromkeys(CONTROL_FLOW_OPS, "the nodes of its subgraphs stay float"),

@@ -99,6 +99,15 @@ class Target(ABC):
         """
         return scheme
 
+    def fuse_for(self, graph: Graph, runtime: str) -> Graph:
+        """Return an equal float graph with ops that only one runtime has.
+
+        Args:
+            graph: float graph of `prepare`.
+            runtime: name of the runtime; ``auto`` for the form that serves all `runtimes`.
+        """
+        return graph
+
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
         """Return the nodes that a runtime computes faster in float than in int8, with the reason.
 

@@ -64,7 +64,7 @@ def choose_plan(
     Raises:
         InputError: the plan cannot be read, or references a node that is not in the graph.
     """
-    plan = _load_plan(options)
+    plan = load_plan(options)
     if plan is None:
         slow_nodes = {} if scheme.weights_only else find_target(scheme.target).slow_nodes(graph, options.runtime)
         if trained:
@@ -149,7 +149,7 @@ def with_digest(plan: Plan, graph: Graph) -> Plan:
 
 
 def _base_scheme(options: Options) -> Scheme:
-    plan = _load_plan(options)
+    plan = load_plan(options)
     if plan is not None:
         for name in ("scheme", "observer", "reduce_range", "weights_only", "max_drop"):
             value = getattr(options, name)
@@ -164,7 +164,12 @@ def _base_scheme(options: Options) -> Scheme:
     return options.scheme if isinstance(options.scheme, Scheme) else Scheme.load(expand_user(options.scheme))
 
 
-def _load_plan(options: Options) -> Plan | None:
+def load_plan(options: Options) -> Plan | None:
+    """Return the given plan, read from its file; None without a plan.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     if options.plan is None or isinstance(options.plan, Plan):
         return options.plan
     return Plan.load(expand_user(options.plan))

@@ -24,9 +24,10 @@ from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.quantization import Plan, Scheme, annotate, prepare
 from quantkit.quantization.calibration.trained_ranges import extract_ranges
-from quantkit.quantization.ranges import Range
+from quantkit.quantization.ranges import Range, graph_digest
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.planning import load_plan
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
@@ -85,7 +86,7 @@ def prepare_float_graph(
     if _is_quantized_natively(model, options, scheme):
         model = _find_card(model, model.graph)
         graph, _ = run_recipe(_choose_native_recipe(options), model.graph)
-        return model, prepare(graph, scheme), {}
+        return model, _prepare_natively(graph, options, scheme), {}
     model, graph = _recognize(model, as_tensorflow(model.graph), options)
     graph = _fix_sizes(model, graph, options, data)
     graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
@@ -118,6 +119,16 @@ def _convert_gated(graph: Graph, options: Options, scheme: Scheme) -> Graph:
         converted, _ = run_recipe(_choose_native_recipe(Options()), tensorflow_to_onnx.convert(graph))
         return prepare(converted, scheme)
     return graph
+
+
+def _prepare_natively(graph: Graph, options: Options, scheme: Scheme) -> Graph:
+    """Return the graph to annotate, with ops of the runtime unless the scheme or the plan names nodes of the model."""
+    graph = prepare(graph, scheme)
+    if scheme.weights_only or scheme.keep_float:
+        return graph
+    fused = find_target(scheme.target).fuse_for(graph, options.runtime)
+    plan = load_plan(options)
+    return fused if plan is None or plan.graph == graph_digest(fused) else graph
 
 
 def _has_gates(graph: Graph, plan: Plan) -> bool:

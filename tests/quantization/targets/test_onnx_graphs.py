@@ -426,7 +426,7 @@ def test_runtime_chooses_the_form_of_silu(tmp_path: Path) -> None:
     x = network.conv(network.add("Mul", network.add("Sigmoid", x, name="gate"), x))
     network.conv(network.add("HardSwish", x, name="swish"), name="y")
     graph = load(network.model("y"))
-    for runtime, is_float in (("openvino", True), ("onnxruntime", False), ("auto", False)):
+    for runtime, is_float in (("openvino", True), ("auto", False)):
         plan = qk.quantize(graph, samples(network), runtime=runtime, runs=0, output=tmp_path / "y.onnx").plan
         assert {"gate", "swish"}.isdisjoint(plan.float_fallbacks) != is_float, runtime
         # OpenVINO's int8 convolution has a float output, too.
@@ -441,6 +441,44 @@ def test_outputs_are_dequantized_before_a_pixel_shuffle() -> None:
     for float_outputs, count in ((False, 1), (True, 0)):
         _, quantized = quantize(graph, samples(network), float_outputs=float_outputs)
         assert quantized.op_counts.get("Max", 0) == count
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_blocks_of_channels_in_the_form_for_onnx_runtime(is_view: bool, tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    if is_view:
+        parts = network.add("Reshape", network.conv("x"), np.array([1, 2, 2, 2, 12, 12]))
+        parts = network.add("Transpose", parts, perm=[0, 1, 4, 2, 5, 3])
+        x, least = network.add("Reshape", parts, np.array([1, 2, 24, 24]), name="image"), {"DepthToSpace": 1}
+    else:
+        weights = network.weights(8, 16, 2, 2)
+        x = network.add("ConvTranspose", network.conv("x"), weights, strides=[2, 2], name="image")
+        least = {"DepthToSpace": 0, "Transpose": 3}
+    network.add("Conv", x, network.weights(4, 2 if is_view else 16, 1, 1), name="y")
+    model, output = network.model("y"), tmp_path / "y.onnx"
+    result = qk.quantize(load(model), samples(network), runtime="onnxruntime", runs=0, output=output)
+    quantized = result.conversion.quantized
+    assert {op: quantized.op_counts.get(op, 0) for op in least} == least
+    assert "Transpose" not in quantized.op_counts or not is_view
+    feeds = {"x": samples(network, 9)[-1]}
+    (expected,), (actual,) = run(model.SerializeToString(), feeds), run(output.read_bytes(), feeds)
+    assert sqnr(expected, actual) > 28
+
+
+def test_silu_is_one_float_op_in_the_form_for_onnx_runtime(tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.conv("x")
+    network.conv(network.add("Mul", network.add("Sigmoid", x, name="gate"), x, name="silu"), name="y")
+    graph, plan, feeds = load(network.model("y")), tmp_path / "plan.json", samples(network)
+    result = qk.quantize(graph, feeds, runtime="onnxruntime", runs=0, save_plan=plan, output=tmp_path / "y.onnx")
+    assert result.plan.float_fallbacks == {"silu": "ONNX Runtime computes SiLU faster in float"}
+    quantized = result.conversion.quantized
+    assert quantized["silu"].op == "com.microsoft.QuickGelu"
+    assert "gate" not in quantized
+    assert result.report.census.executed["onnxruntime"] == 1
+    assert qk.quantize(graph, feeds, runtime="onnxruntime", runs=0, plan=plan).conversion.quantized == quantized
+    qk.quantize(graph, feeds, runs=0, save_plan=plan)
+    assert "gate" in qk.quantize(graph, feeds, runtime="onnxruntime", runs=0, plan=plan).conversion.quantized
 
 
 @pytest.mark.parametrize("size", [0.2, 1.0, 20.0])

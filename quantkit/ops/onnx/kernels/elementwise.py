@@ -209,6 +209,12 @@ def _hard_sigmoid(call: Call) -> Array:
     return np.asarray(np.clip(x * x.dtype.type(call.attr("alpha", 0.2)) + x.dtype.type(call.attr("beta", 0.5)), 0, 1))
 
 
+@kernel("com.microsoft.QuickGelu")
+def _quick_gelu(call: Call) -> Array:
+    x = call.array(0)
+    return np.asarray(x * _sigmoid(x * x.dtype.type(call.attr("alpha", 1.702))))
+
+
 @kernel("Gelu")
 def _gelu(call: Call) -> Array:
     x = call.array(0)

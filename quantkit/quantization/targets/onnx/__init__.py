@@ -11,8 +11,10 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
+from quantkit.quantization.targets.onnx.blocks import arrange_blocks
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
+from quantkit.quantization.targets.onnx.fused_gates import fuse_gates
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.product_chains import separate_products
@@ -38,6 +40,11 @@ class OnnxTarget(Target):
 
     def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
         return scheme.with_(float_outputs=True) if runtime == "openvino" else scheme
+
+    def fuse_for(self, graph: Graph, runtime: str) -> Graph:
+        if runtime != "onnxruntime" or graph.dialect != self.dialect:
+            return graph
+        return fuse_gates(arrange_blocks(graph))
 
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
         if graph.dialect != self.dialect:

@@ -78,13 +78,13 @@ def _reverse_kernel(graph: Graph, node: Node, weights: Array, group: int, pads: 
 def _split_positions(graph: Graph, node: Node, weights: Array, bias: Array | None) -> list[Node]:
     """Return a convolution with one output channel for each position of the kernel, and a DepthToSpace."""
     size = weights.shape[2]
-    values = weights.transpose(1, 2, 3, 0).reshape(-1, weights.shape[0], 1, 1)
+    values = weights.transpose(2, 3, 1, 0).reshape(-1, weights.shape[0], 1, 1)
     constants = [_constant(graph, f"{node.name}/positions", np.ascontiguousarray(values))]
     if bias is not None:
-        constants.append(_constant(graph, f"{node.name}/repeated", np.repeat(bias, size * size)))
+        constants.append(_constant(graph, f"{node.name}/repeated", np.tile(bias, size * size)))
     inputs = (node.inputs[0], *(Edge(constant.name) for constant in constants))
     conv = node.with_(name=free_name(graph, f"{node.name}/conv"), op="Conv", inputs=inputs, attrs={})
-    space = {"blocksize": size, "mode": b"CRD"}
+    space = {"blocksize": size, "mode": b"DCR"}
     return [*constants, conv, Node(node.name, "DepthToSpace", (Edge(conv.name),), attrs=space)]
 
 

@@ -31,6 +31,7 @@ from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
+from quantkit.quantization.targets.onnx.fused_gates import SILU
 from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
 
 # x * sigmoid(x) is above -0.003 for smaller values.
@@ -101,7 +102,8 @@ class _NativeQuantization:
         consumers = self.source.consumers(edge)
         if {node.op for node in consumers} == {"HardSwish"}:
             return -3.0
-        return SILU_MINIMUM if _is_silu(edge, consumers) else -inf
+        is_silu = _is_silu(edge, consumers) or {node.op for node in consumers} == {SILU}
+        return SILU_MINIMUM if is_silu else -inf
 
     def _is_gate(self, edge: Edge) -> bool:
         return self.source[edge.node].op == "Sigmoid" and len(self.plan.group_of(edge)) == 1
