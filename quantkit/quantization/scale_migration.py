@@ -1,11 +1,12 @@
 """Migration of channel scales from activations to weights in ONNX graphs, exact in float (SmoothQuant, equalization).
 
-    (x / s) (s W) = x W           s = sqrt(max |x| / max |W|) of each input channel
+    (x / s) (s W) = x W           s = max |x|^e / max |W|^(1 - e) of each input channel, with a strength e
 
 All channels of a tensor have one quantization scale, so that a few large channels leave few quantized values for the
 others. Their size moves into the weights of the matrix products and convolutions that consume the tensor. The division
 is folded into the constants that produce the tensor: the scale of a normalization, or the weights of the layer before
-it.
+it. Where float nodes use the tensor, too, such as the residual after a normalization, or no constants can be divided, a
+Mul before the matrix products divides it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.errors import InputError
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Edge, Graph, Node, Use
+from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
 from quantkit.quantization.calibration import open_calibration_session
-from quantkit.quantization.calibration.observation import tensor_name
+from quantkit.quantization.calibration.observation import channels_first_edges, tensor_name
 from quantkit.quantization.observers import create_observer
 from quantkit.quantization.observers.error_search import histogram_sqnr
 from quantkit.quantization.observers.histogram import HistogramObserver
@@ -38,21 +40,59 @@ MIN_RATIO = 2.0
 MAX_SCALE = 16.0
 
 
-def find_scales(graph: Graph, plan: Plan, ranges: Ranges) -> dict[Edge, tuple[float, ...]]:
+def find_scales(
+    graph: Graph, plan: Plan, ranges: Ranges, strength: float = 0.5, *, inserts: bool = False
+) -> dict[Edge, tuple[float, ...]]:
     """Return the scale of each channel, (c,), of all inputs of layers whose scales can migrate and differ much.
 
     Args:
         graph: float ONNX graph.
         plan: plan of ``graph``.
         ranges: with `Ranges.channel_maxima`.
+        strength: exponent of the largest activations, between 0 and 1.
+        inserts: also where a Mul has to divide the tensor.
     """
     edges = dict.fromkeys(pattern.input for pattern in plan.patterns if pattern.weights)
-    scales = {edge: scale for edge in edges if (scale := _find_scale(graph, edge, ranges)) is not None}
+    scales = {}
+    for edge in edges:
+        can_insert = inserts and _are_float(_other_nodes(graph, edge), plan)
+        scale = _find_scale(graph, edge, ranges, strength, can_insert=can_insert)
+        if scale is not None:
+            scales[edge] = scale
     return {
         edge: tuple(scale.tolist())
         for edge, scale in scales.items()
         if all(len(plan.group_of(divided)) == 1 for divided in _find_divided(graph, edge, scale.size))
     }
+
+
+def with_channel_maxima(
+    graph: Graph, plan: Plan, ranges: Ranges, runs: Iterable[Mapping[str, Array]], runtime: str
+) -> Ranges:
+    """Return the ranges with the largest values of channels of all runs; the calibration observes the first ones only.
+
+    Args:
+        graph: float ONNX graph.
+        plan: plan of ``graph``.
+        ranges: with `Ranges.channel_maxima`.
+        runs: feeds of the float graph.
+        runtime: runtime of the float graph, or ``auto``.
+
+    Raises:
+        UnavailableError, GraphError: the runtime cannot run the graph.
+    """
+    names = {edge: tensor_name(graph, edge) for edge in ranges.channel_maxima}
+    maxima = dict(ranges.channel_maxima)
+    channels_first = channels_first_edges(graph, plan)
+    with open_calibration_session(graph, plan, runtime) as session:
+        for feeds in runs:
+            outputs = session.run(feeds)
+            for edge, largest in maxima.items():
+                values = outputs.get(names[edge], largest)
+                rows = np.moveaxis(values, 1, -1) if edge in channels_first and values.ndim > 1 else values
+                if rows.shape[-1:] == largest.shape:
+                    maxima[edge] = np.maximum(largest, np.abs(rows).reshape(-1, largest.size).max(0, initial=0))
+    return replace(ranges, channel_maxima=maxima)
 
 
 def with_migrated_scales(
@@ -123,26 +163,30 @@ def migrate_scales(graph: Graph, scales: Mapping[Edge, tuple[float, ...]]) -> Gr
         InputError: the scales do not fit the graph.
     """
     for edge, values in scales.items():
-        changes = _move(graph, edge, np.asarray(values))
-        if changes is None:
+        scale = np.asarray(values)
+        changes = _move(graph, edge, scale)
+        migrated = _insert(graph, edge, scale) if changes is None else _with_values(graph, changes)
+        if migrated is None:
             raise InputError(
                 f"the scales of edge {str(edge)!r} cannot move into weights", hint="calibrate again, for this graph"
             )
-        graph = _with_values(graph, changes)
+        graph = migrated
     return graph
 
 
-def _find_scale(graph: Graph, edge: Edge, ranges: Ranges) -> Floats | None:
+def _find_scale(graph: Graph, edge: Edge, ranges: Ranges, strength: float, *, can_insert: bool) -> Floats | None:
     """Return the scale of each channel of an edge; None if the scales cannot migrate, or differ little."""
     maxima = np.asarray(ranges.channel_maxima.get(edge, ()), np.float64)
     if not maxima.size or not np.isfinite(maxima).all() or maxima.max() < MIN_RATIO * np.median(maxima):
         return None
-    if _move(graph, edge, np.ones(maxima.size)) is None:
+    ones = np.ones(maxima.size)
+    if _move(graph, edge, ones) is None and (not can_insert or _insert(graph, edge, ones) is None):
         return None
-    sizes = np.max([_input_maxima(graph, node, maxima.size) for node in graph.consumers(edge)], axis=0)
+    layers = {use.node.name: use.node for use in _weight_uses(graph, edge)}
+    sizes = np.max([_input_maxima(graph, layer, maxima.size) for layer in layers.values()], axis=0)
     scale = np.ones(maxima.size)
     used = (maxima > 0) & (sizes > 0)
-    scale[used] = np.sqrt(maxima[used] / sizes[used])
+    scale[used] = maxima[used] ** strength / sizes[used] ** (1 - strength)
     scale[used] = np.clip(scale[used] / np.median(scale[used]), 1 / MAX_SCALE, MAX_SCALE) if used.any() else 1.0
     return scale
 
@@ -155,6 +199,56 @@ def _move(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
         return None
     divided = _divide(graph, edge, scale, channels_first=are_convolutions.pop())
     return None if divided is None else {**divided, **multiplied}
+
+
+def _insert(graph: Graph, edge: Edge, scale: Floats) -> Graph | None:
+    """Return the graph with a Mul that divides an edge before its matrix products; None if they cannot be scaled.
+
+    The Mul takes the name of the edge, so that plan and ranges of the layers stay valid. The other consumers of the
+    edge get its undivided values under a new name.
+    """
+    uses = _weight_uses(graph, edge)
+    is_bound = edge.node in graph.endpoint_names or edge.port
+    if not uses or is_bound or any(use.node.op not in PRODUCTS for use in uses):
+        return None
+    if any(use.slot < 0 or use.node.inputs[use.slot] != edge for use in graph.node_uses[edge.node]):
+        return None  # a subgraph uses the edge, or a node another output of its producer
+    changes = _multiply_layers(graph, uses, scale)
+    if changes is None:
+        return None
+    graph = _with_values(graph, changes)
+    undivided, factors = (free_name(graph, f"{edge.node}/{suffix}") for suffix in ("undivided", "factors"))
+    nodes = dict(graph.nodes)
+    producer = nodes.pop(edge.node)
+    layers = {use.node.name for use in uses}
+    for use in graph.uses[edge]:
+        if use.node.name not in layers:
+            nodes[use.node.name] = nodes[use.node.name].with_input(use.slot, undivided)
+    nodes[undivided] = producer.with_(name=undivided)
+    nodes[factors] = Node(factors, "Constant", attrs={"value": Tensor.of((1 / scale).astype(np.float32))})
+    nodes[edge.node] = Node(edge.node, "Mul", (Edge(undivided), Edge(factors)))
+    return graph.with_nodes(nodes.values())
+
+
+def _weight_uses(graph: Graph, edge: Edge) -> tuple[Use, ...]:
+    """Return the uses of an edge as the input of a layer with weights of its own."""
+    return tuple(
+        use
+        for use in graph.uses.get(edge, ())
+        if not use.slot
+        and (weights := _own_constant(graph, use.node, WEIGHTS_INDEX)) is not None
+        and _input_axis(use.node, weights) is not None
+    )
+
+
+def _other_nodes(graph: Graph, edge: Edge) -> list[str]:
+    """Return the producer of an edge, and its consumers that are not layers with weights."""
+    layers = {use.node.name for use in _weight_uses(graph, edge)}
+    return [edge.node, *(node.name for node in graph.consumers(edge) if node.name not in layers)]
+
+
+def _are_float(names: Iterable[str], plan: Plan) -> bool:
+    return not any(name in plan.pattern_of or name in plan.pass_through for name in names)
 
 
 def _find_divided(graph: Graph, edge: Edge, channels: int) -> set[Edge]:
@@ -181,19 +275,26 @@ def _input_maxima(graph: Graph, layer: Node, channels: int) -> Floats:
 
 def _multiply_weights(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:
     """Return the new weights of all consumers of an edge; None if one is not a layer with weights of its own."""
+    uses = _weight_uses(graph, edge)
+    if edge in graph.outputs or not uses or len(uses) != len(graph.uses[edge]):
+        return None
+    return _multiply_layers(graph, uses, scale)
+
+
+def _multiply_layers(graph: Graph, uses: Iterable[Use], scale: Floats) -> dict[str, Array] | None:
+    """Return the new weights of layers; None if one has another number of input channels."""
     changes: dict[str, Array] = {}
-    for use in graph.uses.get(edge, ()):
-        weights = _own_constant(graph, use.node, WEIGHTS_INDEX)
-        axis = None if weights is None or use.slot else _input_axis(use.node, weights)
-        if weights is None or axis is None:
-            return None
+    for use in uses:
+        weights = graph[use.node.inputs[WEIGHTS_INDEX].node].value
+        axis = _input_axis(use.node, weights)
+        assert axis is not None, "the layer has an axis of input channels"
         # A depthwise convolution has the same number of outputs for each channel, one after the other.
         is_depthwise = use.node.op == "Conv" and axis == 0
         factors = np.repeat(scale, weights.shape[0] // scale.size) if is_depthwise else scale
         if weights.shape[axis] != factors.size:
             return None
         changes[use.node.inputs[WEIGHTS_INDEX].node] = weights.array * _along(axis, factors, weights)
-    return changes if changes and edge not in graph.outputs else None
+    return changes
 
 
 def _input_axis(layer: Node, weights: Tensor) -> int | None:

@@ -38,6 +38,8 @@ network (float[1, 6, 16] x) => (float[1, 6, 4] y) {
   y = MatMul(g, u)
 }
 """
+# A float node uses the normalization, too, and the product is not homogeneous.
+RESIDUAL = TEXT.replace("s = Sigmoid(a)", "i = Tanh(n) j = Add(a, i) s = Sigmoid(j)").replace("Mul(s, r)", "Add(s, r)")
 
 # A convolution with a large channel, a depthwise convolution that reduces it, and one with other sizes.
 CONVOLUTIONS = """
@@ -83,12 +85,20 @@ def outputs(graph: Graph) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("text", "norm", "edges"), [(TEXT, LAYER_NORM, "ng"), (TEXT, SPELT_OUT, "ng"), (CONVOLUTIONS, "", "rp")]
+    ("text", "norm", "edges", "inserts"),
+    [
+        (TEXT, LAYER_NORM, "ng", False),
+        (TEXT, SPELT_OUT, "ng", False),
+        (CONVOLUTIONS, "", "rp", False),
+        (RESIDUAL, LAYER_NORM, "ng", True),
+    ],
 )
-def test_migrated_scales_keep_the_outputs_and_equalize_the_channels(text: str, norm: str, edges: str) -> None:
+def test_migrated_scales_keep_the_outputs_and_equalize_the_channels(
+    text: str, norm: str, edges: str, inserts: bool
+) -> None:
     graph = network(text, norm)
     plan, ranges = calibrate_network(graph)
-    scales = find_scales(graph, plan, ranges)
+    scales = find_scales(graph, plan, ranges, inserts=inserts)
     assert scales.keys() == set(map(Edge, edges))
     migrated = migrate_scales(graph, scales)
     np.testing.assert_allclose(outputs(migrated), outputs(graph), rtol=1e-5, atol=1e-5)
@@ -133,9 +143,8 @@ def test_scales_stay_where_no_constant_can_absorb_them(old: str, new: str, edges
 
 
 def test_scales_of_another_graph_are_an_error() -> None:
-    graph = network(TEXT.replace("g = Mul(s, r)", "g = Add(s, r)"))
     with pytest.raises(InputError, match="the scales of edge 'g' cannot move"):
-        migrate_scales(graph, {Edge("g"): (1.0,) * CHANNELS})
+        migrate_scales(network(), {Edge("g"): (1.0,) * (CHANNELS + 1)})
 
 
 def test_quantize_migrates_scales_if_that_is_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

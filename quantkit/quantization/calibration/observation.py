@@ -41,7 +41,7 @@ class Observation:
         self.plan = plan
         self.graph = graph
         self.graph_digest = "" if graph is None else graph_digest(graph)
-        self.channels_first = frozenset() if graph is None else _channels_first(graph, plan)
+        self.channels_first = frozenset() if graph is None else channels_first_edges(graph, plan)
         self.count = 0
         self.observers: dict[Edge, Observer] = {}
         for edge in plan.edges:
@@ -184,7 +184,7 @@ def tensor_name(graph: Graph | None, edge: Edge) -> str:
     return onnx.value_name(graph[edge.node], edge.port) if graph is not None and is_onnx else str(edge)
 
 
-def _channels_first(graph: Graph, plan: Plan) -> frozenset[Edge]:
+def channels_first_edges(graph: Graph, plan: Plan) -> frozenset[Edge]:
     """Return the edges of convolutions of ONNX graphs."""
     if graph.dialect != onnx.DIALECT:
         return frozenset()

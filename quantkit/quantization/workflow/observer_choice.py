@@ -14,7 +14,7 @@ from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
 from quantkit.quantization.activation_errors import measure_mean_errors
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.scale_migration import find_scales, with_migrated_scales
+from quantkit.quantization.scale_migration import find_scales, with_channel_maxima, with_migrated_scales
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
@@ -26,6 +26,9 @@ MUCH_WIDER = 1.5
 MAX_LOSS = 0.5
 # Largest fraction of the loss that may remain with other corrections, which cost no latency.
 MAX_CORRECTED_LOSS = 0.95
+# Migrations of scales: exponent of the activations, True with multiplications of activations, which cost latency, and
+# the largest fraction of the loss that may remain.
+MIGRATIONS = ((0.5, False, MAX_CORRECTED_LOSS), (0.75, True, 0.8))
 
 
 def choose_observer(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -45,26 +48,38 @@ def choose_observer(conversion: Conversion, trials: Trials, options: Options) ->
 
 def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion of an ONNX graph with migrated scales if that has the better fidelity."""
+    best = conversion
+    for strength, inserts, max_loss in MIGRATIONS:
+        if conversion.graph.dialect != onnx.DIALECT or trials.is_good(best):
+            break
+        try:
+            alternative = _with_scales(conversion, trials, options, strength, inserts=inserts)
+        except QuantkitError:
+            continue
+        if alternative is not None and trials.is_better(alternative, best, max_loss):
+            best = alternative
+    scales = best.ranges.scales
+    if scales and best is not conversion:
+        edge = max(scales, key=lambda edge: max(scales[edge]))
+        options.on_message(
+            f"scales of {len(scales)} tensors move into weights, for example of {edge}, whose channel "
+            f"{int(np.argmax(scales[edge]))} is the largest: the outputs are nearer to the float model"
+        )
+    return best
+
+
+def _with_scales(
+    conversion: Conversion, trials: Trials, options: Options, strength: float, *, inserts: bool
+) -> Conversion | None:
+    """Return the conversion with migrated scales; None if no scales can migrate."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-    if graph.dialect != onnx.DIALECT or trials.is_good(conversion):
-        return conversion
-    scales = find_scales(graph, plan, ranges)
-    if not scales:
-        return conversion
-    try:
-        migrated = with_migrated_scales(graph, plan, ranges, scales, trials.samples.feeds, options.runtime)
-    except QuantkitError:
-        return conversion
-    alternative = replace(conversion, ranges=migrated)
-    if not trials.is_better(alternative, conversion, MAX_CORRECTED_LOSS):
-        return conversion
-    edge = max(scales, key=lambda edge: max(scales[edge]))
-    channel = int(np.argmax(ranges.channel_maxima[edge]))
-    options.on_message(
-        f"scales of {len(scales)} tensors move into weights, for example of {edge}, whose channel {channel} is the "
-        "largest: the outputs are nearer to the float model"
-    )
-    return alternative
+    if not find_scales(graph, plan, ranges, strength, inserts=inserts):
+        return None
+    runs = trials.reference.feeds
+    ranges = with_channel_maxima(graph, plan, ranges, runs, options.runtime)
+    scales = find_scales(graph, plan, ranges, strength, inserts=inserts)
+    migrated = with_migrated_scales(graph, plan, ranges, scales, runs, options.runtime)
+    return replace(conversion, ranges=migrated)
 
 
 def choose_bias_correction(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
