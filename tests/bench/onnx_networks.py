@@ -18,7 +18,7 @@ The model ``quantkit`` is for all runtimes; the models ``quantkit_onnxruntime`` 
 (``--runtime``).
 ONNX Runtime's quantizer gets its documented settings for processors with VNNI: opset 13 or later, pre-processing, QDQ,
 u8 activations, s8 weights per channel; for transformers and recurrent networks its dynamic quantization, too. PYTHON is
-the interpreter of an environment with NNCF.
+the interpreter of an environment with NNCF. `export_sentence_encoder.py` writes one more network into BUILD, a BERT.
 """
 
 import argparse
@@ -38,7 +38,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
-from onnx_networks import NETWORKS, Feeds, OnnxNetwork, Run, bootstrap, open_onnxruntime  # noqa: E402
+from onnx_networks import NETWORKS, Feeds, OnnxNetwork, Run, bootstrap, open_onnxruntime, sentence_encoder  # noqa: E402
 
 import quantkit as qk  # noqa: E402
 from quantkit import formats  # noqa: E402
@@ -51,7 +51,7 @@ from quantkit.runtimes import find_runtime  # noqa: E402
 RUNTIMES = ("onnxruntime", "openvino")
 OURS = ("quantkit", "quantkit_onnxruntime", "quantkit_openvino")
 TOOLS = (*OURS, "quantize_static", "quantize_dynamic", "nncf")
-TRANSFORMERS = frozenset({"kwt1", "stories260k", "vittrack"})
+TRANSFORMERS = frozenset({"kwt1", "minilm", "stories260k", "vittrack"})
 RECURRENT = frozenset({"dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15", "silero_vad_op18"})
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 SOURCE_OPS = ("Constant", "Placeholder", "Absent")
@@ -362,12 +362,15 @@ def main() -> None:
     tools = {name: tool for name, tool in find_tools(arguments.nncf).items() if name in arguments.tools}
     is_update = arguments.save is not None and arguments.save.exists()
     rows: dict[str, Any] = json.loads(arguments.save.read_text())["networks"] if is_update else {}
-    for name in arguments.networks or NETWORKS:
+    networks = dict(NETWORKS)
+    if (arguments.build / "minilm.npz").exists():
+        networks["minilm"] = sentence_encoder(arguments.build)
+    for name in arguments.networks or networks:
         row = rows.setdefault(name, {})
         if arguments.speed:
-            measure_speed(NETWORKS[name], arguments.build, arguments.rounds, row)
+            measure_speed(networks[name], arguments.build, arguments.rounds, row)
         else:
-            measure(NETWORKS[name], arguments.build, tools, row, reuse=arguments.reuse)
+            measure(networks[name], arguments.build, tools, row, reuse=arguments.reuse)
         print(describe(name, row), flush=True)
         if arguments.save is not None:
             document = {"schema": "quantkit.onnx_networks/1", "machine": this_machine().to_json(), "networks": rows}

@@ -26,6 +26,8 @@ Feeds = dict[str, Array]
 Run = Callable[[Feeds], Mapping[str, Array]]
 Decode = Callable[[Mapping[str, Array]], Array]
 NUM_RESAMPLES = 2000
+# Sentences of the calibration of the sentence encoder.
+NUM_SENTENCES = 48
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class OnnxNetwork:
         score: returns the metric, better if larger, of the totals (k,).
         metric: name of the metric.
         keep_float: nodes that stay float, for example a spectrogram.
+        folder: folder of the file.
     """
 
     name: str
@@ -47,10 +50,11 @@ class OnnxNetwork:
     metric: str
     score: Callable[[Array], float]
     keep_float: tuple[str, ...] = ()
+    folder: Path = FOLDER
 
     @property
     def path(self) -> Path:
-        return FOLDER / f"{self.name}.onnx"
+        return self.folder / f"{self.name}.onnx"
 
     def measure(self, run: Run) -> float:
         """Return the metric of a function that runs the network."""
@@ -603,3 +607,25 @@ NETWORKS = {
         ),
     )
 }
+
+
+def sentence_encoder(build: Path) -> OnnxNetwork:
+    """Return the encoder that `export_sentence_encoder.py` has written, with its sentences."""
+    with np.load(build / "minilm.npz") as arrays:
+        rows = [arrays[name][None] for name in sorted(arrays)]
+    sentences = [
+        {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)} for ids in rows
+    ]
+    calibration, held_out = sentences[:NUM_SENTENCES], sentences[NUM_SENTENCES:]
+
+    def embed(run: Run) -> Array:
+        means = np.stack([run(feeds)["last_hidden_state"][0].mean(0) for feeds in held_out])
+        embeddings: Array = means / np.linalg.norm(means, axis=1, keepdims=True)
+        return embeddings
+
+    def squares(run: Run) -> Array:
+        expected = embed(open_onnxruntime(build / "minilm.onnx"))
+        return np.stack([np.ones(len(expected)), ((embed(run) - expected) ** 2).sum(1)], axis=1)
+
+    metric = "SQNR of the embeddings of sentences in dB"
+    return OnnxNetwork("minilm", lambda run: calibration, squares, metric, decibels, folder=build)
