@@ -68,7 +68,8 @@ def _split_scale(graph: Graph, edge: Edge, root: Node) -> ScaledEdge:
         if slot < 0:
             break
         factor = graph[node.inputs[slot].node].value.array
-        scale = np.asarray(scale / factor if node.op == "RealDiv" else scale * factor)
+        with np.errstate(all="ignore"):  # a divisor of 0 gives infinity, which is not near 1/6
+            scale = np.asarray(scale / factor if node.op == "RealDiv" else scale * factor)
         edge = node.inputs[1 - slot]
     return ScaledEdge(edge, scale)
 
