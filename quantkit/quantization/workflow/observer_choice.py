@@ -7,6 +7,7 @@ include a correction of both, and no correction.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,9 +27,23 @@ MUCH_WIDER = 1.5
 MAX_LOSS = 0.5
 # Largest fraction of the loss that may remain with other corrections, which cost no latency.
 MAX_CORRECTED_LOSS = 0.95
-# Migrations of scales: exponent of the activations, True with multiplications of activations, which cost latency, and
-# the largest fraction of the loss that may remain.
-MIGRATIONS = ((0.5, False, MAX_CORRECTED_LOSS), (0.75, True, 0.8))
+
+
+class ScaleMigration(NamedTuple):
+    """Migration of scales to try.
+
+    Attributes:
+        strength: exponent of the largest activations, between 0 and 1.
+        inserts: True with multiplications of activations, which cost latency.
+        max_loss: largest fraction of the loss that may remain.
+    """
+
+    strength: float
+    inserts: bool
+    max_loss: float
+
+
+MIGRATIONS = (ScaleMigration(0.5, False, MAX_CORRECTED_LOSS), ScaleMigration(0.75, True, 0.8))
 
 
 def choose_observer(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -48,18 +63,20 @@ def choose_observer(conversion: Conversion, trials: Trials, options: Options) ->
 
 def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion of an ONNX graph with migrated scales if that has the better fidelity."""
+    if conversion.graph.dialect != onnx.DIALECT or trials.is_good(conversion):
+        return conversion
+    observed = _with_channel_maxima(conversion, trials, options)
+    if observed is None:
+        return conversion
     best = conversion
-    for strength, inserts, max_loss in MIGRATIONS:
-        if conversion.graph.dialect != onnx.DIALECT or trials.is_good(best):
-            break
-        try:
-            alternative = _with_scales(conversion, trials, options, strength, inserts=inserts)
-        except QuantkitError:
-            continue
-        if alternative is not None and trials.is_better(alternative, best, max_loss):
+    for migration in MIGRATIONS:
+        alternative = _with_scales(observed, trials, options, migration)
+        if alternative is not None and trials.is_better(alternative, best, migration.max_loss):
             best = alternative
+            if trials.is_good(best):
+                break
     scales = best.ranges.scales
-    if scales and best is not conversion:
+    if best is not conversion:
         edge = max(scales, key=lambda edge: max(scales[edge]))
         options.on_message(
             f"scales of {len(scales)} tensors move into weights, for example of {edge}, whose channel "
@@ -68,17 +85,30 @@ def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> C
     return best
 
 
-def _with_scales(
-    conversion: Conversion, trials: Trials, options: Options, strength: float, *, inserts: bool
-) -> Conversion | None:
-    """Return the conversion with migrated scales; None if no scales can migrate."""
+def _with_channel_maxima(conversion: Conversion, trials: Trials, options: Options) -> Conversion | None:
+    """Return the conversion with the largest values of all channels; None if no scales can migrate."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-    if not find_scales(graph, plan, ranges, strength, inserts=inserts):
+    if not find_scales(graph, plan, ranges, inserts=True):
         return None
-    runs = trials.reference.feeds
-    ranges = with_channel_maxima(graph, plan, ranges, runs, options.runtime)
-    scales = find_scales(graph, plan, ranges, strength, inserts=inserts)
-    migrated = with_migrated_scales(graph, plan, ranges, scales, runs, options.runtime)
+    try:
+        ranges = with_channel_maxima(graph, plan, ranges, trials.reference.feeds, options.runtime)
+    except QuantkitError:
+        return None
+    return replace(conversion, ranges=ranges)
+
+
+def _with_scales(
+    conversion: Conversion, trials: Trials, options: Options, migration: ScaleMigration
+) -> Conversion | None:
+    """Return the conversion with migrated scales; None if no scales can migrate, or the result cannot run."""
+    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
+    scales = find_scales(graph, plan, ranges, migration.strength, inserts=migration.inserts)
+    if not scales:
+        return None
+    try:
+        migrated = with_migrated_scales(graph, plan, ranges, scales, trials.reference.feeds, options.runtime)
+    except QuantkitError:
+        return None
     return replace(conversion, ranges=migrated)
 
 
