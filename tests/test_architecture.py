@@ -163,6 +163,27 @@ def test_only_the_command_line_prints(path: Path) -> None:
             assert (node.value.id, node.attr) != ("sys", "argv"), f"{path.name}:{node.lineno} reads sys.argv"
 
 
+def test_no_runtime_or_target_is_compared_by_name() -> None:
+    """Properties of the registered objects decide (decision 3). Names of dialects are not checked."""
+    names = {"eightbit", "litert", "onnxruntime", "openvino", "reference", "tensorrt"}
+    comparisons = [
+        (path, node)
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+    ]
+    assert len(comparisons) > 1000
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, node in comparisons
+        if any(
+            isinstance(side, ast.Constant) and side.value in names - {path.stem}
+            for side in (node.left, *node.comparators)
+        )
+    ]
+    assert wrong == []
+
+
 def test_class_names_have_one_definition() -> None:
     definitions: dict[str, list[str]] = {}
     for path in sources():

@@ -275,6 +275,7 @@ RUNTIME = Runtime(
     has_inter_op=True,
     tunables={"spinning": (False,)},
     native_options=_native_options,
+    op_domains=("com.microsoft",),
     package="onnxruntime",
     priority=40,
 )

@@ -321,6 +321,7 @@ RUNTIME = Runtime(
     describe_telemetry=_describe_telemetry,
     tunables={"ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS},
     native_options=_native_options,
+    fuses_float_ops=True,
     package="openvino",
     priority=50,
 )

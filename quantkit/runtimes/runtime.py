@@ -42,6 +42,8 @@ class Runtime:
             option ``spinning`` and environment variables.
         native_options: function that returns the options of a session as code for the runtime's own API.
         decodes_images: True if the runtime has kernels for ops such as DecodeJpeg.
+        fuses_float_ops: True if an int8 convolution and the float ops after it, such as SiLU, are one kernel.
+        op_domains: operator sets of the runtime itself, next to those of ONNX.
         weight_copies: copies of the weights in memory while a model is loaded, for memory estimates.
         describe_build: function that returns facts about the build: versions, providers, devices.
         describe_telemetry: function that returns the state of the usage reports of the package in this process.
@@ -66,6 +68,8 @@ class Runtime:
     tunables: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     native_options: Callable[[SessionOptions], str] | None = None
     decodes_images: bool = False
+    fuses_float_ops: bool = False
+    op_domains: tuple[str, ...] = ()
     weight_copies: int = 4
     describe_build: Callable[[], tuple[str, ...]] = tuple
     describe_telemetry: Callable[[], str] = lambda: "unknown"
@@ -159,6 +163,8 @@ def check_runtime(runtime: Runtime) -> None:
             ),
             "native_options": ("a function or None", lambda value: value is None or callable(value)),
             "decodes_images": boolean,
+            "fuses_float_ops": boolean,
+            "op_domains": ("a tuple of texts", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
             "weight_copies": ("an integer", lambda value: isinstance(value, int)),
             "describe_build": function,
             "describe_telemetry": function,

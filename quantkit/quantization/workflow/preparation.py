@@ -31,7 +31,7 @@ from quantkit.quantization.workflow.planning import load_plan
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
-from quantkit.runtimes import runtimes
+from quantkit.runtimes import find_runtime, runtimes
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.registry import REGISTRY, names_for
@@ -109,7 +109,8 @@ def _convert_gated(graph: Graph, options: Options, scheme: Scheme) -> Graph:
     """
     is_stated = scheme.keep_float or scheme.equalize
     if (
-        options.runtime != "onnxruntime"
+        options.runtime not in find_target(scheme.target).runtimes
+        or find_runtime(options.runtime).fuses_float_ops
         or is_stated
         or not _can_quantize_onnx(options, scheme)
         or not _has_gates(graph, annotate(graph, scheme))

@@ -14,12 +14,13 @@ from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.blocks import arrange_blocks
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
-from quantkit.quantization.targets.onnx.fused_gates import fuse_gates
+from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.product_chains import separate_products
+from quantkit.runtimes import AUTO, find_runtime
 
-FLOAT_GATE = "OpenVINO fuses a float SiLU or HardSwish with the convolution before it"
+FLOAT_GATE = "the runtime fuses a float SiLU or HardSwish with the convolution before it"
 
 
 class OnnxTarget(Target):
@@ -39,17 +40,16 @@ class OnnxTarget(Target):
         return lower_layers(raise_opset(graph)) if graph.dialect == self.dialect else graph
 
     def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
-        return scheme.with_(float_outputs=True) if runtime == "openvino" else scheme
+        return scheme.with_(float_outputs=True) if _fuses_float_ops(runtime) else scheme
 
     def fuse_for(self, graph: Graph, runtime: str) -> Graph:
-        if runtime != "onnxruntime" or graph.dialect != self.dialect:
-            return graph
-        return fuse_gates(arrange_blocks(graph))
+        has_ops = runtime != AUTO and DOMAIN in find_runtime(runtime).op_domains
+        return fuse_gates(arrange_blocks(graph)) if has_ops and graph.dialect == self.dialect else graph
 
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
         if graph.dialect != self.dialect:
             return {}
-        if runtime == "openvino":
+        if _fuses_float_ops(runtime):
             return {node.name: FLOAT_GATE for node in graph.nodes.values() if node.op in GATE_OPS}
         return find_slow_layers(graph)
 
@@ -66,12 +66,16 @@ class OnnxTarget(Target):
         return graph.dialect != self.dialect
 
     def unrounded_edges(self, graph: Graph, plan: Plan, runtime: str) -> frozenset[Edge]:
-        return find_unrounded(graph, plan) if runtime == "openvino" else frozenset()
+        return find_unrounded(graph, plan) if _fuses_float_ops(runtime) else frozenset()
 
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         if graph.dialect == self.dialect:
             return super().store_weights(graph, plan)
         return from_tensorflow.store_weights(graph, plan)
+
+
+def _fuses_float_ops(runtime: str) -> bool:
+    return runtime != AUTO and find_runtime(runtime).fuses_float_ops
 
 
 TARGET = OnnxTarget()
