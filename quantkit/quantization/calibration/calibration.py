@@ -90,7 +90,7 @@ def calibrate(
         return collect_ranges(session, plan, runs, graph=graph, on_progress=on_progress, resume=state)
 
 
-def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int = 1) -> int:
+def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = AUTO, batch: int = 1) -> int:
     """Return an upper bound for the memory of a calibration in bytes, without Python and the runtime's own code.
 
     The runtime keeps the weights, the copies that it makes while it loads, its working tensors and the observed ones.
@@ -101,7 +101,7 @@ def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = "", batch: int =
     sizes = {edge: prod(size or batch for size in shape.dims or ()) * 4 for edge, shape in shapes.items()}
     activations = sum(size for edge, size in sizes.items() if not graph[edge.node].is_constant)
     observed = sum(sizes.get(edge, 0) for edge in {*plan.edges, *plan.mean_edges})
-    copies = find_runtime(runtime).weight_copies if runtime else Runtime.weight_copies
+    copies = find_runtime(runtime).weight_copies if runtime != AUTO else Runtime.weight_copies
     return copies * weights + activations + 3 * observed + len(plan.edges) * BINS * 16
 
 

@@ -24,6 +24,7 @@ from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets import find_target
+from quantkit.runtimes import AUTO
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
 # Attribute that selects the gradient of a node instead of that of its op type.
@@ -123,7 +124,7 @@ class Simulation:
     edge_of: Mapping[Edge, QuantizedEdge] = field(default_factory=dict)
 
 
-def simulate(graph: Graph, plan: Plan, ranges: Ranges, runtime: str = "") -> Simulation:
+def simulate(graph: Graph, plan: Plan, ranges: Ranges, runtime: str = AUTO) -> Simulation:
     """Return the simulation of a quantized model.
 
     Args:
