@@ -31,7 +31,7 @@ from quantkit.quantization.workflow.planning import load_plan
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
-from quantkit.runtimes import find_runtime, runtimes
+from quantkit.runtimes import AUTO, find_runtime, runtimes
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.registry import REGISTRY, names_for
@@ -104,13 +104,13 @@ def _convert_gated(graph: Graph, options: Options, scheme: Scheme) -> Graph:
     """Return the graph as an ONNX graph if float nodes are between its convolutions, for example SiLU or HardSwish.
 
     ONNX Runtime's int8 convolution has an int8 output. In ONNX graphs, the ops of gated activations are int8 as well.
-    This form is for ``--runtime onnxruntime``: OpenVINO fuses such float nodes with the convolution, and is faster with
-    them. A scheme that names TensorFlow nodes needs their graph.
+    A runtime that fuses such float nodes with the convolution is faster with them, but the convolutions before them
+    would be float in others. A scheme that names TensorFlow nodes, or a plan of their graph, needs that graph.
     """
-    is_stated = scheme.keep_float or scheme.equalize
+    is_fused = options.runtime != AUTO and find_runtime(options.runtime).fuses_float_ops
+    is_stated = scheme.keep_float or scheme.equalize or scheme.weights_only
     if (
-        options.runtime not in find_target(scheme.target).runtimes
-        or find_runtime(options.runtime).fuses_float_ops
+        is_fused
         or is_stated
         or not _can_quantize_onnx(options, scheme)
         or not _has_gates(graph, annotate(graph, scheme))
@@ -118,8 +118,14 @@ def _convert_gated(graph: Graph, options: Options, scheme: Scheme) -> Graph:
         return graph
     with suppress(UnavailableError):
         converted, _ = run_recipe(_choose_native_recipe(Options()), tensorflow_to_onnx.convert(graph))
-        return prepare(converted, scheme)
+        return _choose_planned(prepare(converted, scheme), graph, options)
     return graph
+
+
+def _choose_planned(converted: Graph, graph: Graph, options: Options) -> Graph:
+    """Return the converted graph unless a plan is given that was not made for it."""
+    plan = load_plan(options)
+    return converted if plan is None or plan.graph == graph_digest(converted) else graph
 
 
 def _prepare_natively(graph: Graph, options: Options, scheme: Scheme) -> Graph:
@@ -127,9 +133,7 @@ def _prepare_natively(graph: Graph, options: Options, scheme: Scheme) -> Graph:
     graph = prepare(graph, scheme)
     if scheme.weights_only or scheme.keep_float:
         return graph
-    fused = find_target(scheme.target).fuse_for(graph, options.runtime)
-    plan = load_plan(options)
-    return fused if plan is None or plan.graph == graph_digest(fused) else graph
+    return _choose_planned(find_target(scheme.target).fuse_for(graph, options.runtime), graph, options)
 
 
 def _has_gates(graph: Graph, plan: Plan) -> bool:

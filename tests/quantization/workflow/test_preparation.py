@@ -1,5 +1,7 @@
 """Rewrites of the float graph before it is annotated."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -68,11 +70,12 @@ def test_layers_with_channels_first_are_int8(target: str) -> None:
 
 
 @pytest.mark.engine
-def test_onnx_runtime_computes_convolutions_before_gated_activations_in_int8() -> None:
+@pytest.mark.parametrize("runtime", ["auto", "onnxruntime"])
+def test_onnx_runtime_computes_convolutions_before_gated_activations_in_int8(runtime: str) -> None:
     pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
     graph = from_text(GATED)
     images = np.moveaxis(IMAGES, 1, 3)
-    result = qk.quantize(graph, images, runs=0, runtime="onnxruntime")
+    result = qk.quantize(graph, images, runs=0, runtime=runtime)
     assert result.report.census.num_patterns == 3
     assert result.report.census.executed["onnxruntime"] == 1.0
     assert (result.model.graph.inputs, result.model.graph.outputs) == (graph.inputs, graph.outputs)
@@ -87,3 +90,13 @@ def test_stated_decisions_about_tensorflow_nodes_stay_valid() -> None:
     images = np.moveaxis(IMAGES, 1, 3)
     result = qk.quantize(from_text(GATED), images, scheme=scheme, runs=0, runtime="onnxruntime")
     assert [fallback.name for fallback in result.report.census.float_fallbacks if "Conv" in fallback.op] == ["deep"]
+
+
+@pytest.mark.engine
+def test_a_plan_of_tensorflow_nodes_keeps_its_graph(tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="pip install openvino")
+    images = np.moveaxis(IMAGES, 1, 3)
+    plan = tmp_path / "plan.json"
+    fused = qk.quantize(from_text(GATED), images, runs=0, runtime="openvino", save_plan=plan)
+    again = qk.quantize(from_text(GATED), images, runs=0, plan=plan)
+    assert fused.conversion.graph.dialect == again.conversion.graph.dialect == "tensorflow"
