@@ -14,6 +14,7 @@ from typing import Any
 import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, digest, prune
+from quantkit.convert.litert_channels import find_unknown_channels, state_channels
 from quantkit.convert.litert_loops import copy_exchanged_variables
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.formats import tflite
@@ -23,7 +24,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 
 # Version of the code around the converter; it is part of the cache key and grows with each change of that code.
-EDITION = 1
+EDITION = 2
 # Constants of fewer elements are not weights, but for example axes and sizes.
 MIN_WEIGHTS = 256
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -141,14 +142,13 @@ def _convert_cached(graph: Graph, *, small_weights: bool) -> bytes:
 def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
     """Return the model, and the reason if the conversion fails."""
     tf = tensorflow.import_tensorflow()
-    message = tensorflow.graph_def(copy_exchanged_variables(graph))
-    _rename_functions(message, f"_{digest(graph, ())[:8]}")
-    ops = {node.name: node.op for node in graph.nodes.values()}
+    suffix = f"_{digest(graph, ())[:8]}"
+    graph = copy_exchanged_variables(graph)
     with tensorflow.suppress_log():
-        try:
-            function = tf.compat.v1.wrap_function(lambda: tf.compat.v1.import_graph_def(message, name=""), [])
-        except (tf.errors.OpError, ValueError, TypeError, KeyError) as error:
-            raise tensorflow.translate_error(error, ops) from error
+        function = _import(graph, suffix)
+        unknown = find_unknown_channels(function.graph, graph)
+        if unknown:
+            function = _import(state_channels(graph, unknown), suffix)
         inputs, outputs = (
             [tensorflow.find_tensor(function.graph, edge) for edge in dict.fromkeys(edges)]
             for edges in (graph.inputs, graph.outputs)
@@ -162,6 +162,25 @@ def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
                 return converter.convert(), ""
         except Exception as error:  # the classes of its errors are not public
             return b"", _describe_failure(str(error))
+
+
+def _import(graph: Graph, suffix: str) -> Any:
+    """Return the graph as a function without inputs and outputs.
+
+    Args:
+        graph: TensorFlow graph.
+        suffix: end of the names of its functions in this process.
+
+    Raises:
+        GraphError, UnavailableError: TensorFlow rejects the graph.
+    """
+    tf = tensorflow.import_tensorflow()
+    message = tensorflow.graph_def(graph)
+    _rename_functions(message, suffix)
+    try:
+        return tf.compat.v1.wrap_function(lambda: tf.compat.v1.import_graph_def(message, name=""), [])
+    except (tf.errors.OpError, ValueError, TypeError, KeyError) as error:
+        raise tensorflow.translate_error(error, {node.name: node.op for node in graph.nodes.values()}) from error
 
 
 def _rename_functions(message: Any, suffix: str) -> None:

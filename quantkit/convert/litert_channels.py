@@ -1,0 +1,84 @@
+"""Channels of convolutions whose inputs have unknown sizes: TensorFlow's converter needs them.
+
+x (?, ?, ?, ?) -> Conv2D    ->    x -> Reshape to (shape(x)[0], shape(x)[1], shape(x)[2], channels) -> Conv2D
+"""
+
+from typing import Any
+
+import numpy as np
+
+from quantkit.ir.draft import Draft
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.rewrite import free_name
+from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.layers import WEIGHTS_INDEX
+
+CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative"})
+INTEGERS = {"T": DType.INT32}
+
+
+def find_unknown_channels(imported: Any, graph: Graph) -> list[str]:
+    """Return the names of the NHWC convolutions with constant weights for whose inputs TensorFlow infers no channels.
+
+    Args:
+        imported: ``tf.Graph`` of ``graph``.
+        graph: TensorFlow graph.
+    """
+    return [
+        node.name
+        for node in graph.nodes.values()
+        if node.op in CONVOLUTIONS
+        and node.attrs.get("data_format", b"NHWC") == b"NHWC"
+        and graph.constant_of(node.inputs[WEIGHTS_INDEX]) is not None
+        and not _has_channels(imported.get_operation_by_name(node.name).inputs[0].shape)
+    ]
+
+
+def state_channels(graph: Graph, names: list[str]) -> Graph:
+    """Return the graph with a Reshape before each of these convolutions that states the number of channels."""
+    draft = Draft(graph)
+    for name in names:
+        layer = graph[name]
+        weights = graph.constant_of(layer.inputs[WEIGHTS_INDEX])
+        assert weights is not None
+        nodes = _reshape(graph, layer, weights)
+        draft.replace(name, *nodes, layer.with_input(0, Edge(nodes[-1].name)))
+    return draft.graph()
+
+
+def _has_channels(shape: Any) -> bool:
+    return shape.rank is not None and shape[-1] is not None
+
+
+def _reshape(graph: Graph, layer: Node, weights: Tensor) -> list[Node]:
+    """Return the nodes of the Reshape, which is the last one."""
+
+    def name(suffix: str) -> str:
+        return free_name(graph, f"{layer.name}/channels/{suffix}")
+
+    first, last, step = (
+        constant(name(suffix), np.array([value], np.int32))
+        for suffix, value in (("first", 0), ("last", 3), ("step", 1))
+    )
+    channels = constant(name("number"), np.array([weights.shape[2]], np.int32))
+    axis = constant(name("axis"), np.int32(0))
+    sizes = Node(name("sizes"), "Shape", (layer.inputs[0],), attrs={"T": layer.attrs["T"], "out_type": DType.INT32})
+    positions = Node(
+        name("positions"),
+        "StridedSlice",
+        tuple(Edge(node.name) for node in (sizes, first, last, step)),
+        attrs={**INTEGERS, "Index": DType.INT32, "begin_mask": 1},
+    )
+    shape = Node(
+        name("shape"),
+        "ConcatV2",
+        tuple(Edge(node.name) for node in (positions, channels, axis)),
+        attrs={**INTEGERS, "Tidx": DType.INT32, "N": 2},
+    )
+    reshaped = Node(
+        name("reshaped"),
+        "Reshape",
+        (layer.inputs[0], Edge(shape.name)),
+        attrs={"T": layer.attrs["T"], "Tshape": DType.INT32},
+    )
+    return [first, last, step, channels, axis, sizes, positions, shape, reshaped]
