@@ -224,12 +224,16 @@ def photographs(dims: tuple[int, ...], seed: int, has_text: bool) -> Array:
 def pair_outputs(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[tuple[Array, Array]]:
     """Return the outputs of equal names, or those in the same position if the names differ.
 
-    A GraphDef has no order of its outputs.
+    A GraphDef has no order of its outputs. The output ``x:2`` of an ONNX file is ``x_2`` in TensorFlow.
     """
-    values_by_name = {name.removesuffix(":0"): values for name, values in actual.items()}
-    names = [name.removesuffix(":0") for name in expected]
+    values_by_name = {_plain(name): values for name, values in actual.items()}
+    names = [_plain(name) for name in expected]
     others = [values_by_name[name] for name in names] if values_by_name.keys() == set(names) else actual.values()
     return list(zip(expected.values(), others, strict=True))
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix(":0").replace(":", "_")
 
 
 def sqnr(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> float:

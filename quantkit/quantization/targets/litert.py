@@ -30,7 +30,7 @@ from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.kernels.windows import Windows
 from quantkit.ops.layers import WEIGHTS_INDEX
-from quantkit.ops.semantics import FUSED_ACTIVATION_OPS
+from quantkit.ops.semantics import ADD_OPS, FUSED_ACTIVATION_OPS
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
@@ -47,6 +47,10 @@ MAX_WINDOW = 25
 # Added to the inputs of float ops: the converter quantizes every op with a quantized input, unless
 # an op without a range is between them. Values above 1e-22 do not change.
 TINY = np.float32(1e-30)
+# Ops for whose outputs the converter has fixed parameters, even if they are float: it quantizes the views and
+# concatenations after them, and other values of a concatenation then saturate. It does not quantize sums and products.
+FIXED_RANGE_OPS = frozenset({"Sigmoid", "Softmax", "LogSoftmax", "Tanh"})
+ELEMENTWISE_OPS = ADD_OPS | {"Mul", "Sub"}
 FLOAT = {"T": DType.FLOAT}
 
 Limits = dict[Edge, Range]
@@ -181,10 +185,11 @@ def _protect_float_ops(graph: Graph, plan: Plan, limits: Limits) -> Graph:
     """Return the graph with an op without a range between quantized edges and float fallbacks."""
     sums: dict[Edge, Edge] = {}
     draft = Draft(graph)
+    protected = limits.keys() | _fixed_ranges(graph, plan)
     for name in plan.float_fallbacks:
         node = graph[name]
         for edge in node.inputs:
-            if edge in limits and edge not in sums:
+            if edge in protected and edge not in sums:
                 tiny = constant(free_name(graph, f"{edge.node}/{edge.port}/nothing"), TINY)
                 sum_ = Node(
                     free_name(graph, f"{edge.node}/{edge.port}/float"), "Add", (edge, Edge(tiny.name)), attrs=FLOAT
@@ -194,6 +199,17 @@ def _protect_float_ops(graph: Graph, plan: Plan, limits: Limits) -> Graph:
         if sums.keys() & set(node.inputs):
             draft.replace(name, node.with_(inputs=tuple(sums.get(edge, edge) for edge in node.inputs)))
     return draft.graph()
+
+
+def _fixed_ranges(graph: Graph, plan: Plan) -> set[Edge]:
+    """Return the outputs of float ops with fixed parameters that float ops use other than sums and products."""
+    float_nodes = [graph[name] for name in plan.float_fallbacks]
+    others = {node.name for node in float_nodes if node.op not in ELEMENTWISE_OPS}
+    return {
+        Edge(node.name)
+        for node in float_nodes
+        if node.op in FIXED_RANGE_OPS and any(consumer.name in others for consumer in graph.consumers(node.name))
+    }
 
 
 def _add_fake_quants(graph: Graph, limits: Limits) -> Graph:

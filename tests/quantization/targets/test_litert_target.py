@@ -216,6 +216,30 @@ def test_a_float_fallback_is_float() -> None:
 
 @needs_runtimes
 @pytest.mark.engine
+def test_values_next_to_a_sigmoid_do_not_saturate() -> None:
+    graph = Graph.of(
+        [
+            Node("x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape((1, SIZE, SIZE, 3))}),
+            *layer("boxes", "x", (1, 1, 3, 4)),
+            *layer("scores", "x", (1, 1, 3, 2)),
+            constant("stride", np.float32(8)),
+            node("pixels", "Mul", "boxes", "stride"),
+            node("sigmoid", "Sigmoid", "scores"),
+            constant("axis", np.int32(3)),
+            Node("y", "ConcatV2", (Edge("pixels"), Edge("sigmoid"), Edge("axis"))).with_attrs(
+                T=FLOAT, N=2, Tidx=DType.INT32
+            ),
+        ],
+        ["x"],
+        ["y"],
+    )
+    outputs = run(quantize(graph), "litert")
+    assert np.abs(outputs).max() > 2
+    np.testing.assert_allclose(outputs, run(graph, "reference"), atol=0.1)
+
+
+@needs_runtimes
+@pytest.mark.engine
 def test_an_output_layer_is_int8() -> None:
     graph = network().with_endpoints(None, ["logits"])
     quantized = quantize(graph)
