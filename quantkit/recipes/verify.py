@@ -28,6 +28,9 @@ MIN_CHANGE = 1e-3
 OTHER_INPUTS = 3
 # Values of unknown sizes, tried in order until the graph accepts one: many networks need images of a minimum size.
 UNKNOWN_SIZES = (1, 32, 256, 512)
+# Position of the first one for images: TensorFlow accepts smaller ones, of which the last layers compute no values.
+FIRST_IMAGE_SIZE = 1
+IMAGE_RANK = 4
 
 Opener = Callable[[Graph], Session]
 # Function that returns arrays, by name, for some or all inputs.
@@ -106,8 +109,9 @@ class Verifier:
 
     def _run_first(self, session: Session, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs for the first of `UNKNOWN_SIZES` that the graph accepts; choose the feeds."""
-        is_open = any(info.name not in feeds and not info.shape.is_known for info in session.inputs)
-        for size in UNKNOWN_SIZES[:-1] if is_open else ():
+        unknown = [info.shape for info in session.inputs if info.name not in feeds and not info.shape.is_known]
+        has_images = any(shape.rank == IMAGE_RANK and None in (shape.dims or ())[1:] for shape in unknown)
+        for size in UNKNOWN_SIZES[FIRST_IMAGE_SIZE if has_images else 0 : -1] if unknown else ():
             self.feeds = verification_feeds(session.inputs, self.seed, feeds, size, self.bounds)
             with suppress(GraphError):
                 return session.run(self._feeds_of(session))

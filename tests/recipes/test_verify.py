@@ -268,3 +268,18 @@ def test_inputs_without_numbers_need_arrays(dtype: str) -> None:
     inputs = (TensorInfo("x", DType(dtype), Shape((2,))),)
     with pytest.raises(UsageError, match=f"input 'x', which takes {dtype}s"):
         verification_feeds(inputs)
+
+
+@pytest.mark.parametrize(("shape", "size"), [("?x?x?x3", 32), ("?x?x3", 1), ("?x8x8x3", 1)])
+def test_first_image_of_unknown_size_is_not_the_smallest(shape: str, size: int) -> None:
+    graph = from_text(f"""
+        inputs: x
+        outputs: y
+        x = Placeholder[{shape}](dtype=float)
+        z = Identity(x, T=float)
+        y = Relu(z, T=float)
+    """)
+    check = verifier()
+    run(parse("remove_nodes(op=Identity)"), graph, check=check)
+    assert check.feeds is not None
+    assert check.feeds["x"].shape[0] == size
