@@ -16,6 +16,10 @@ from hypothesis import settings
 # than this process. NumPy reads the variable when it is imported.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+# Without bytecode files, each command that a test starts would compile the package again, for half a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Busy machines miss deadlines. HYPOTHESIS_PROFILE or --hypothesis-profile selects another profile.
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
