@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from mutations import BINARY, TEXT, Mutation, Random, mutate_files
+from mutations import BINARY, TEXT, Mutation, Random, mutate_files, overwrite
 
 import quantkit as qk
 from quantkit.errors import QuantkitError
@@ -151,7 +151,7 @@ KINDS = {
 
 def mutate_model(kind: ModelKind, file: Path, count: int, seed: int) -> Iterator[None]:
     for data in mutate_files([file.read_bytes()], kind.mutations, count, seed):
-        file.write_bytes(data)
+        overwrite(file, data)
         yield
 
 

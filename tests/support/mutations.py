@@ -1,6 +1,7 @@
 """Seeded mutations of valid files: damage by disks and networks, and malicious lengths and nesting."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -150,3 +151,10 @@ def mutate_files(files: Sequence[bytes], mutations: Sequence[Mutation], count: i
         for _ in range(int(random.integers(1, 4))):
             data = mutations[int(random.integers(0, len(mutations)))](data, random) or b"\0"
         yield data
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Replace the contents in place: ext4 flushes a file to the disk if it is truncated before it is written."""
+    with path.open("r+b") as file:
+        file.write(data)
+        file.truncate()
