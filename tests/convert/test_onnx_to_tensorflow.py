@@ -174,6 +174,17 @@ IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
         ],
         {"w": weights(4, 4, 1, 1), "b": weights(4), "scale": np.full((1,), 0.95, np.float32)},
     ),
+    # A product of two Relu6 is not a HardSwish.
+    "scaled_products": (
+        [
+            node("a", "Clip", "x", "zero", "six"),
+            node("n", "Add", "x", "six"),
+            node("b", "Clip", "n", "zero", "six"),
+            node("p", "Mul", "a", "b"),
+            node("y", "Mul", "p", "scale"),
+        ],
+        {name: np.asarray(value, np.float32) for name, value in (("zero", 0), ("six", 6), ("scale", 0.16))},
+    ),
     "shapes": (
         [
             node("t", "Transpose", "x", perm=(0, 2, 3, 1)),

@@ -46,15 +46,23 @@ def _separate_scale(graph: Graph, root: Node) -> list[Node] | None:
     if gated.op != "Mul" or (gated is not root and graph.is_shared(gated)):
         return None
     for slot, edge in enumerate(gated.inputs):
+        x = gated.inputs[1 - slot]
         gate, gate_scale = _split_scale(graph, edge, root)
         total = np.asarray(scale * gate_scale)
-        if graph[gate.node].op == "Relu6" and ROUNDING < abs(total.item() - SCALE_OF_HARD_SWISH) < MAX_DISTANCE:
+        if _is_gate_of(graph, gate, x, root) and ROUNDING < abs(total.item() - SCALE_OF_HARD_SWISH) < MAX_DISTANCE:
             factor = constant(free_name(graph, f"{root.name}/scale"), total)
             attrs = {"T": factor.value.dtype}
-            inputs = (gated.inputs[1 - slot], Edge(factor.name))
-            scaled = Node(free_name(graph, f"{root.name}/scaled"), "Mul", inputs, attrs=attrs)
+            scaled = Node(free_name(graph, f"{root.name}/scaled"), "Mul", (x, Edge(factor.name)), attrs=attrs)
             return [factor, scaled, root.with_(op="Mul", inputs=(Edge(scaled.name), gate), attrs=attrs)]
     return None
+
+
+def _is_gate_of(graph: Graph, gate: Edge, x: Edge, root: Node) -> bool:
+    """Return True for a Relu6 of a sum with x, or with x times constants; a Relu6 without x is not a gate."""
+    if graph[gate.node].op != "Relu6":
+        return False
+    summands = graph[graph[gate.node].inputs[0].node].inputs
+    return any(x in (edge, _split_scale(graph, edge, root).edge) for edge in summands)
 
 
 def _split_scale(graph: Graph, edge: Edge, root: Node) -> ScaledEdge:
