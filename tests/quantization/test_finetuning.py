@@ -315,6 +315,8 @@ def test_a_state_of_another_training_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "state"
     write_state(path, {"key": np.array("other")})
     assert training(tmp_path, path=path, key="k").saved_state() is None
+    write_state(path, {"key": np.array("k"), "step": np.array(3)})
+    assert training(tmp_path, path=path, key="k").saved_state() is None, "an older version wrote fewer values"
     path.write_bytes(b"damaged")
     assert training(tmp_path, path=path, key="k").saved_state() is None
 

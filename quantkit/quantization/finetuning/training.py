@@ -339,8 +339,8 @@ class Training:
     def saved_state(self) -> _State | None:
         """Return the state of the file; None without a file, or if it is damaged or belongs to another training."""
         stored = None if self.path is None else read_state(self.path)
-        if stored is None or str(stored["key"]) != self.key:
-            return None
+        if stored is None or str(stored["key"]) != self.key or not stored.keys() >= {*_NUMBERS, *_COUNTS}:
+            return None  # older versions have no number of updates
         state = _State.of(self.simulator.variables.zeros())
         for name in ("values", "means", "squares", "best"):
             getattr(state, name)[:] = [stored[f"{name}/{index}"] for index in range(len(state.values))]
