@@ -10,7 +10,7 @@ import pytest
 
 HELD_OUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
 DATA = ("--data", str(HELD_OUT), "--limit", "3")
-CALIBRATION = ("--calibration", str(HELD_OUT), "--limit", "3", "--runs", "1")
+CALIBRATION = ("--calibration", str(HELD_OUT), "--limit", "3", "--runs")
 CPP_LINE = re.compile(
     r"^(WARNING: All log|INFO: Created|[IWEF]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: )", re.MULTILINE
 )
@@ -21,8 +21,8 @@ CPP_LINE = re.compile(
     "arguments",
     [
         ("transform", "digits", "-o", "d.pb", "--recipe", "inference", "--verify", "--runtime", "tensorflow"),
-        ("quantize", "digits", "-o", "q.pb", "--target", "tensorflow", *CALIBRATION),
-        ("quantize", "digits", "-o", "q.tflite", "--target", "litert", *CALIBRATION),
+        ("quantize", "digits", "-o", "q.pb", "--target", "tensorflow", *CALIBRATION, "0"),
+        ("quantize", "digits", "-o", "q.tflite", "--target", "litert", *CALIBRATION, "1"),
         ("evaluate", "digits@tensorflow", "--reference", "digits", *DATA),
         ("benchmark", "digits@tensorflow", "digits@litert", "--runs", "1", "--warmup", "1", "-v"),
     ],
