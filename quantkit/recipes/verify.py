@@ -28,8 +28,9 @@ MIN_CHANGE = 1e-3
 OTHER_INPUTS = 3
 # Values of unknown sizes, tried in order until the graph accepts one: many networks need images of a minimum size.
 UNKNOWN_SIZES = (1, 32, 256, 512)
-# Position of the first one for images: TensorFlow accepts smaller ones, of which the last layers compute no values.
-FIRST_IMAGE_SIZE = 1
+# The same for images: TensorFlow accepts images of one pixel, of which the last layers compute no values. An input of
+# the rank of images can be weights, for which only 1 may fit.
+UNKNOWN_IMAGE_SIZES = (32, 256, 1, 512)
 IMAGE_RANK = 4
 
 Opener = Callable[[Graph], Session]
@@ -108,14 +109,15 @@ class Verifier:
             return session.run(self._feeds_of(session)), note
 
     def _run_first(self, session: Session, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the outputs for the first of `UNKNOWN_SIZES` that the graph accepts; choose the feeds."""
+        """Return the outputs for the first of the sizes that the graph accepts; choose the feeds."""
         unknown = [info.shape for info in session.inputs if info.name not in feeds and not info.shape.is_known]
         has_images = any(shape.rank == IMAGE_RANK and None in (shape.dims or ())[1:] for shape in unknown)
-        for size in UNKNOWN_SIZES[FIRST_IMAGE_SIZE if has_images else 0 : -1] if unknown else ():
+        *sizes, last = UNKNOWN_IMAGE_SIZES if has_images else UNKNOWN_SIZES
+        for size in sizes if unknown else ():
             self.feeds = verification_feeds(session.inputs, self.seed, feeds, size, self.bounds)
             with suppress(GraphError):
                 return session.run(self._feeds_of(session))
-        self.feeds = verification_feeds(session.inputs, self.seed, feeds, UNKNOWN_SIZES[-1], self.bounds)
+        self.feeds = verification_feeds(session.inputs, self.seed, feeds, last, self.bounds)
         return session.run(self._feeds_of(session))
 
     def _check_reaction(self, session: Session, data: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
