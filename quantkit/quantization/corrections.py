@@ -15,8 +15,8 @@ through a ReLU, from the weights and bias of one layer to the weights of the nex
 
     s = sqrt(max |W_2| of this input channel / max |W_1| of this output channel)
 
-With the largest values of the channels, s also equalizes the tensor between both layers, and passes a Relu6 in channels
-that stay below 6.
+With the largest values of the channels, s also equalizes the tensor between both layers, and passes a Relu6 or a Clip
+in channels that stay below its limit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,9 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, Tensor
-from quantkit.ops.layers import find_layer
+from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
+from quantkit.ops.roles.onnx import CONVOLUTION_OPS, clip_limits
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
@@ -41,8 +42,8 @@ Floats = npt.NDArray[np.float64]
 MAX_SCALING = 16.0
 # Iterations over all pairs of layers: a layer between two others has factors at both sides.
 SWEEPS = 8
-# Limit of Relu6, and the fraction of it for the largest observed value: other samples may have larger ones.
-RELU6_LIMIT, RELU6_FRACTION = 6.0, 0.85
+# Fraction of the limit of a Relu6 or Clip for the largest observed value: other samples may have larger ones.
+RELU6_LIMIT, LIMIT_FRACTION = 6.0, 0.85
 # Common factors of the channels of a tensor that the search tries.
 COMMON_FACTORS = np.exp2(np.arange(-4, 4.01, 0.25))
 
@@ -103,11 +104,11 @@ def equalize(
     one consumer, and it adds no residual.
 
     Args:
-        graph: float TensorFlow graph.
+        graph: float graph.
         plan: plan of ``graph``.
         maxima: largest absolute value of each channel by edge. With them, the tensor between both
             layers is equalized, too, and weights that have a scale per channel are ignored. The
-            first pattern may end in Relu6: the result is exact for inputs within the maxima.
+            first pattern may end in Relu6 or Clip: the result is exact for inputs within the maxima.
         float_patterns: patterns of layers that stay float. Their weights take every factor without an error, so that
             only the tensor and the quantized layer before or after them count. They need maxima.
     """
@@ -125,16 +126,20 @@ def equalize(
             pair.equalize(values)
     draft = Draft(graph)
     for name, value in values.items():
-        draft.replace(name, constant(name, value.astype(np.float32)))
+        tensor = Tensor.of(value.astype(np.float32))
+        node = graph[name].with_attrs(value=tensor) if graph.dialect == DIALECT else constant(name, tensor.array)
+        draft.replace(name, node)
     return draft.graph()
 
 
 def _is_equalizable(graph: Graph, first: FusedPattern, second: FusedPattern, maxima: Mapping[Edge, Array]) -> bool:
-    constants = [first.weights, second.weights, *([_bias_of(graph, first)] if first.bias else [])]
-    activations = ("", "Relu", "Relu6") if first.output in maxima else ("", "Relu")
+    constants = [first.weights, second.weights]
+    constants += [bias] if (bias := _bias_of(graph, first)) else []
     return (
         not first.add
-        and (graph[first.activation].op if first.activation else "") in activations
+        and (_find_limit(graph, first) == np.inf or first.output in maxima)
+        and all(_find_layer_axes(graph, pattern) is not None for pattern in (first, second))
+        and _channel_axis(graph, first) == _channel_axis(graph, second)
         and len(graph.uses.get(first.output, ())) == 1
         and first.output.node not in graph.endpoint_names
         and all(len(graph.uses.get(Edge(name), ())) == 1 and name not in graph.endpoint_names for name in constants)
@@ -142,7 +147,36 @@ def _is_equalizable(graph: Graph, first: FusedPattern, second: FusedPattern, max
 
 
 def _bias_of(graph: Graph, pattern: FusedPattern) -> str:
-    return next(edge.node for edge in graph[pattern.bias].inputs if graph.constant_of(edge) is not None)
+    """Return the constant that is the bias of a pattern, or an empty string."""
+    bias_input = find_roles(graph).bias_input(graph, graph[pattern.layer], pattern.bias)
+    if bias_input is None or bias_input[1] >= len(bias_input[0].inputs):
+        return ""
+    return bias_input[0].inputs[bias_input[1]].node
+
+
+def _find_limit(graph: Graph, pattern: FusedPattern) -> float:
+    """Return the upper limit of the activation of a pattern, 0 if it is computed."""
+    if not pattern.activation or graph[pattern.activation].op == "Relu":
+        return np.inf
+    node = graph[pattern.activation]
+    if graph.dialect != DIALECT:
+        return RELU6_LIMIT if node.op == "Relu6" else 0.0
+    is_constant = len(node.inputs) < 3 or not node.inputs[2].node or graph.constant_of(node.inputs[2]) is not None
+    upper = clip_limits(graph, node)[1] if is_constant else 0.0
+    return np.inf if upper is None else upper
+
+
+def _channel_axis(graph: Graph, pattern: FusedPattern) -> int:
+    """Return the axis of the channels in the inputs and outputs of a layer."""
+    return 1 if graph.dialect == DIALECT and graph[pattern.layer].op in CONVOLUTION_OPS else -1
+
+
+def _find_layer_axes(graph: Graph, pattern: FusedPattern) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the axes of the weights with the output channels, and those with the input channels; None if unknown."""
+    layer = graph[pattern.layer]
+    facts = find_roles(graph).find_layer(graph, layer)
+    input_axes = _input_axes(graph, layer)
+    return None if facts is None or not input_axes else (facts.weights_axes, input_axes)
 
 
 class _Pair:
@@ -151,6 +185,7 @@ class _Pair:
     Attributes:
         maxima: largest absolute value of each channel between the layers, or None.
         scale: product of the factors so far; None before the first iteration.
+        output_axes: axes of the first weights with the channels.
         input_axes: axes of the second weights with the channels.
         counts_first, counts_second: False for float weights, and for weights whose channels have their own quantization
             parameters.
@@ -164,15 +199,16 @@ class _Pair:
         self.first, self.second = first, second
         self.maxima = None if maxima is None else maxima.astype(np.float64)
         self.scale: Floats | None = None
-        consumer = graph[second.layer]
-        self.input_axes = _input_axes(consumer)
+        first_axes, second_axes = _find_layer_axes(graph, first), _find_layer_axes(graph, second)
+        assert first_axes is not None, "the axes of equalizable layers are known"
+        assert second_axes is not None, "the axes of equalizable layers are known"
+        self.output_axes, self.input_axes = first_axes[0], second_axes[1]
         # Float weights, and a scale per channel of the weights, absorb the factors of their channels.
         first_spec, second_spec = (plan.weights.get(pattern.weights) for pattern in (first, second))
-        is_depthwise = consumer.op == "DepthwiseConv2dNative"
+        is_depthwise = set(self.input_axes) <= set(second_axes[0])
         self.counts_first = maxima is None or not (first_spec is None or first_spec.axes)
         self.counts_second = maxima is None or not (second_spec is None or (second_spec.axes and is_depthwise))
-        has_clamp = bool(first.activation) and graph[first.activation].op == "Relu6"
-        self.ceiling = RELU6_FRACTION * RELU6_LIMIT if has_clamp else np.inf
+        self.ceiling = LIMIT_FRACTION * _find_limit(graph, first)
 
     def equalize(self, values: dict[str, Floats]) -> None:
         """Move the factors of the channels from the first to the second layer.
@@ -185,22 +221,18 @@ class _Pair:
             return values.get(name, self.graph[name].value.array.astype(np.float64))
 
         before, after = value(self.first.weights), value(self.second.weights)
-        facts = find_layer(self.graph[self.first.layer])
-        assert facts is not None, "patterns have a layer with known axes"
-        sizes_out, sizes_in = _max_abs(before, facts.weights_axes), _max_abs(after, self.input_axes)
+        sizes_out, sizes_in = _max_abs(before, self.output_axes), _max_abs(after, self.input_axes)
         if len(sizes_out) != len(sizes_in) or (self.maxima is not None and len(self.maxima) != len(sizes_in)):
             return
         factor = self._find_factor(sizes_out, sizes_in)
-        values[self.first.weights] = before * facts.reshape_for_weights(factor, before.shape)
-        if self.first.bias:
-            name = _bias_of(self.graph, self.first)
+        values[self.first.weights] = before * _broadcast(factor, before.shape, self.output_axes)
+        if name := _bias_of(self.graph, self.first):
             values[name] = (
                 _by_channel(self.graph[name].value, len(factor)) * factor
                 if name not in values
                 else (values[name] * factor)
             )
-        shape = [size if axis in self.input_axes else 1 for axis, size in enumerate(after.shape)]
-        values[self.second.weights] = after / factor.reshape(shape)
+        values[self.second.weights] = after / _broadcast(factor, after.shape, self.input_axes)
 
     def _find_factor(self, sizes_out: Floats, sizes_in: Floats) -> Floats:
         """Return the factor of each channel, relative to the present scale."""
@@ -235,11 +267,24 @@ class _Pair:
         return np.asarray(best)
 
 
-def _input_axes(layer: Node) -> tuple[int, ...]:
-    """Return the dimensions of the weights that index the input channels."""
-    if layer.op == "MatMul":
-        return (1,) if layer.attrs.get("transpose_b") else (0,)
-    return (2,)
+def _input_axes(graph: Graph, layer: Node) -> tuple[int, ...]:
+    """Return the dimensions of the weights that index the input channels; empty if they are not known."""
+    if layer.op in ("MatMul", "Gemm"):
+        return (1,) if layer.attrs.get("transpose_b") or layer.attrs.get("transB") else (0,)
+    if graph.dialect != DIALECT:
+        return (3,) if layer.op == "Conv2DBackpropInput" else (2,)
+    if layer.op not in CONVOLUTION_OPS:
+        return ()
+    if layer.attrs.get("group", 1) == 1:
+        return (1,) if layer.op == "Conv" else (0,)
+    weights = graph.constant_of(layer.inputs[WEIGHTS_INDEX])
+    is_depthwise = layer.op == "Conv" and weights is not None and weights.shape[0] == layer.attrs["group"]
+    return (0,) if is_depthwise else ()
+
+
+def _broadcast(factor: Floats, shape: tuple[int, ...], axes: tuple[int, ...]) -> Floats:
+    """Return factors in a shape that broadcasts against weights."""
+    return factor.reshape([size if axis in axes else 1 for axis, size in enumerate(shape)])
 
 
 def _max_abs(weights: Floats, axes: tuple[int, ...]) -> Floats:

@@ -11,6 +11,7 @@ from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, calibrate
+from quantkit.quantization.corrections import equalize
 from quantkit.quantization.scale_migration import find_scales, migrate_scales, with_migrated_scales
 from quantkit.quantization.workflow import trials
 from quantkit.runtimes import open_session
@@ -161,3 +162,24 @@ def test_quantize_migrates_scales_if_that_is_nearer(tmp_path: Path, monkeypatch:
     assert errors[0] < 0.7 * errors[1]
     repeated = qk.quantize(network(), ranges=again, plan=result.plan, runs=0)
     assert repeated.conversion.quantized == result.conversion.quantized
+
+
+@pytest.mark.parametrize("activation", ["Relu(a)", "Clip<min = 0.0, max = 12.0>(a)"])
+def test_layers_of_onnx_graphs_are_equalized_exactly(activation: str) -> None:
+    text = CONVOLUTIONS.replace("Relu(a)", activation).replace("PRelu(b, slope)", "Relu(b)")
+    graph = network(text.replace('"" : 17', '"" : 10'))
+    edges = [Edge("r"), Edge("p")]
+    with open_session(graph.with_endpoints(None, edges), "onnxruntime") as session:
+        runs = [session.run({"x": sample}) for sample in SAMPLES]
+    maxima = {edge: np.max([run[edge.node] for run in runs], (0, 1, 3)) for edge in edges}
+    coarse = Scheme.for_target("onnx", weights=Scheme().weights.parse("qint8 symmetric"))
+    equalized = equalize(graph, annotate(graph, coarse), maxima)
+    assert not np.array_equal(equalized["last"].value.array, graph["last"].value.array)
+    assert spread(equalized["depthwise"].value.array) < spread(graph["depthwise"].value.array)
+    np.testing.assert_allclose(outputs(equalized), outputs(graph), rtol=1e-4, atol=1e-4)
+
+
+def spread(weights: Array) -> float:
+    """Return the ratio of the largest and the smallest output channels of weights."""
+    sizes = np.abs(weights).reshape(len(weights), -1).max(1)
+    return float(sizes.max() / sizes.min())

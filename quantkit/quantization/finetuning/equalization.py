@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.calibration import choose_float_runtime, collect_ranges, open_calibration_session
-from quantkit.quantization.calibration.observation import tensor_name
+from quantkit.quantization.calibration.observation import channels_first_edges, tensor_name
 from quantkit.quantization.corrections import equalize
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.plan import FusedPattern, Plan
@@ -27,7 +26,7 @@ def equalize_layers(graph: Graph, plan: Plan, store: SampleStore, runtime: str) 
     """Return an equalized graph with the ranges of its tensors; None if no layers can be equalized.
 
     Args:
-        graph: float graph; the layers of ONNX graphs are not equalized.
+        graph: float graph.
         plan: plan of ``graph``.
         store: samples for the maxima of channels, and for the ranges.
         runtime: runtime of the float graph, or ``auto``.
@@ -35,15 +34,13 @@ def equalize_layers(graph: Graph, plan: Plan, store: SampleStore, runtime: str) 
     Raises:
         UnavailableError, GraphError: the runtime cannot run the graph.
     """
-    if graph.dialect == onnx.DIALECT:
-        return None
     float_patterns = _find_float_patterns(graph, plan)
     patterns = [pattern for pattern in (*plan.patterns, *float_patterns) if pattern.weights]
     inputs = {pattern.input for pattern in patterns}
     edges = [pattern.output for pattern in patterns if pattern.output in inputs and pattern.output in plan.activations]
     if not edges:
         return None
-    equalized = equalize(graph, plan, _observe_maxima(graph, edges, store, runtime), float_patterns)
+    equalized = equalize(graph, plan, _observe_maxima(graph, plan, edges, store, runtime), float_patterns)
     if equalized == graph:
         return None
     with open_calibration_session(equalized, plan, runtime) as session:
@@ -57,15 +54,19 @@ def _find_float_patterns(graph: Graph, plan: Plan) -> list[FusedPattern]:
     return [pattern for pattern in patterns if pattern.weights and not plan.pattern_of.keys() & {*pattern.nodes}]
 
 
-def _observe_maxima(graph: Graph, edges: Sequence[Edge], store: SampleStore, runtime: str) -> dict[Edge, Array]:
+def _observe_maxima(
+    graph: Graph, plan: Plan, edges: Sequence[Edge], store: SampleStore, runtime: str
+) -> dict[Edge, Array]:
     """Return the largest absolute value of each channel, (c,), by edge, over all samples."""
     maxima: dict[Edge, Array] = {}
+    channels_first = channels_first_edges(graph, plan)
     with open_session(graph.with_endpoints(None, edges), choose_float_runtime(graph, runtime)) as session:
         for feeds in _read_runs(session, store):
             outputs = session.run(feeds)
             for edge in edges:
                 values = outputs[tensor_name(graph, edge)]
-                largest = np.abs(values).reshape(-1, values.shape[-1]).max(0)
+                rows = np.moveaxis(values, 1, -1) if edge in channels_first else values
+                largest = np.abs(rows).reshape(-1, rows.shape[-1]).max(0)
                 maxima[edge] = np.maximum(maxima.get(edge, largest), largest)
     return maxima
 
