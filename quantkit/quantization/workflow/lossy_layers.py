@@ -6,7 +6,6 @@ from math import ceil
 from quantkit.formats import onnx
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.report.census import count_node_macs
-from quantkit.quantization.targets.onnx.first_layers import find_first_layers
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
@@ -37,14 +36,12 @@ def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Option
 
 
 def exclude_first_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of an ONNX graph without first layers with few channels if that reduces the loss.
+    """Return the conversion without the first layers that cost little in float if that reduces the loss.
 
-    They read the rounded input, and cost little in float; in ONNX Runtime they cost less there than in int8.
+    They read the rounded input.
     """
-    if conversion.graph.dialect != onnx.DIALECT or trials.is_good(conversion):
-        return conversion
-    layers = set(find_first_layers(conversion.graph)) - conversion.plan.float_fallbacks.keys()
-    if not layers.intersection(conversion.plan.pattern_of):
+    layers = set(conversion.target.first_layers(conversion.graph)) - conversion.plan.float_fallbacks.keys()
+    if not layers.intersection(conversion.plan.pattern_of) or trials.is_good(conversion):
         return conversion
     reason = "rounding of the input and of the first layers passes through all layers"
     return _try_float(conversion, dict.fromkeys(sorted(layers), reason), MAX_CHEAP_LOSS, trials, options)

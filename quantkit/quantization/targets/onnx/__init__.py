@@ -13,7 +13,7 @@ from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.blocks import arrange_blocks
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
-from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
+from quantkit.quantization.targets.onnx.first_layers import find_first_layers, find_slow_layers
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
@@ -52,6 +52,9 @@ class OnnxTarget(Target):
         if _fuses_float_ops(runtime):
             return {node.name: FLOAT_GATE for node in graph.nodes.values() if node.op in GATE_OPS}
         return find_slow_layers(graph)
+
+    def first_layers(self, graph: Graph) -> tuple[str, ...]:
+        return find_first_layers(graph) if graph.dialect == self.dialect else ()
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert

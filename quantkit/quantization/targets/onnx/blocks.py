@@ -12,12 +12,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from quantkit.formats import onnx
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Shape, Tensor
-from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
 # Least number of values of a row of the kernel: shorter ones are copied faster by DepthToSpace.
 MIN_ROW = 16
@@ -37,7 +37,7 @@ def _fuse_views(graph: Graph) -> Graph:
     views = [node for node in graph.nodes.values() if node.op == "Reshape" and _split_of(graph, node) is not None]
     if not views:
         return graph
-    draft, shapes = Draft(graph), _infer_shapes(graph)
+    draft, shapes = Draft(graph), infer_shapes(graph)
     for node in views:
         if (block := _fuse(graph, node, shapes)) is not None:
             draft.replace(node.name, block)
@@ -53,10 +53,6 @@ def _remove_unused(before: Graph, graph: Graph) -> Graph:
 
 def _is_needed(graph: Graph, name: str) -> bool:
     return name in graph.node_uses or name in graph.endpoint_names
-
-
-def _infer_shapes(graph: Graph) -> Mapping[Edge, Shape]:
-    return infer_shapes(graph, {edge: shape for edge, (_, shape) in onnx.value_infos(graph).items()})
 
 
 def _split_of(graph: Graph, image: Node) -> Node | None:
@@ -95,7 +91,7 @@ def _move_channels_last(graph: Graph) -> Graph:
     blocks = [node for node in graph.nodes.values() if node.op == "DepthToSpace" and _follows_layer(graph, node)]
     if not blocks:
         return graph
-    draft, shapes = Draft(graph), _infer_shapes(graph)
+    draft, shapes = Draft(graph), infer_shapes(graph)
     for node in blocks:
         if nodes := _split(graph, node, shapes):
             draft.replace(node.name, *nodes)

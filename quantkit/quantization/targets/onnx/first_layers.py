@@ -13,11 +13,11 @@ boundary: the quantization moves after them, where it costs more with more value
 from collections.abc import Collection, Mapping
 from math import prod
 
-from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.roles import find_roles
-from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
 REASON = "ONNX Runtime computes first layers with few channels faster in float"
 # Largest product of the input channels and the output channels of such a convolution.
@@ -58,7 +58,7 @@ def find_first_layers(graph: Graph) -> tuple[str, ...]:
     Args:
         graph: float ONNX graph.
     """
-    roles, shapes = find_roles(graph), _infer_shapes(graph)
+    roles, shapes = find_roles(graph), infer_shapes(graph)
     # Nodes without an int8 layer before them: True with a float layer before them.
     has_layer = {edge.node: False for edge in graph.inputs}
     first = []
@@ -75,10 +75,6 @@ def find_first_layers(graph: Graph) -> tuple[str, ...]:
         if is_layer or (is_after and node.op in roles.pass_through_ops):
             first.append(name)
     return tuple(first)
-
-
-def _infer_shapes(graph: Graph) -> Mapping[Edge, Shape]:
-    return infer_shapes(graph, {edge: shape for edge, (_, shape) in onnx.value_infos(graph).items()})
 
 
 def _has_few_channels(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape], *, is_after: bool) -> bool:
@@ -108,7 +104,7 @@ def _has_few_channels(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape], *
 
 def _saved_time(graph: Graph, first: Collection[str]) -> float:
     """Return the time in ns that float saves for first layers and the boundary after them; 0 for unknown shapes."""
-    roles, shapes = find_roles(graph), _infer_shapes(graph)
+    roles, shapes = find_roles(graph), infer_shapes(graph)
     layers = [graph[name] for name in first if graph[name].op in roles.layer_ops]
     last = [Edge(name) for name in first if any(use.node.name not in first for use in graph.node_uses.get(name, ()))]
     inputs = {layer.inputs[0] for layer in layers} - {Edge(name) for name in first}

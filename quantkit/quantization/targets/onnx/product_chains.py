@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from quantkit.formats import onnx
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array
-from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
 PRODUCTS = ("MatMul", "Gemm")
 # Ops that OpenVINO computes in integers, or folds into the quantization, between a product and a QuantizeLinear.
@@ -27,8 +27,7 @@ def separate_products(graph: Graph) -> Graph:
     products = {name for name, node in graph.nodes.items() if node.op in PRODUCTS and _is_quantized(graph, node)}
     if len(products) < 2:
         return graph
-    stated = {edge: shape for edge, (_, shape) in onnx.value_infos(graph).items()}
-    shapes = infer_shapes(graph, stated)
+    shapes = infer_shapes(graph)
     matrices = {name for name in products if shapes.get(Edge(name), UNKNOWN).rank in (None, 2)}
     if len(matrices) < 2:
         return graph
