@@ -32,6 +32,7 @@ from quantkit.ops.kernels.windows import Windows
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.semantics import ADD_OPS, FUSED_ACTIVATION_OPS
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.ops.tensorflow.frames import find_loop_nodes
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
@@ -202,8 +203,12 @@ def _protect_float_ops(graph: Graph, plan: Plan, limits: Limits) -> Graph:
 
 
 def _fixed_ranges(graph: Graph, plan: Plan) -> set[Edge]:
-    """Return the outputs of float ops with fixed parameters that float ops use other than sums and products."""
-    float_nodes = [graph[name] for name in plan.float_fallbacks]
+    """Return the outputs of float ops with fixed parameters that float ops use other than sums and products.
+
+    A constant cannot be added inside a while loop of TensorFlow 1.
+    """
+    loop_nodes = find_loop_nodes(graph)
+    float_nodes = [graph[name] for name in plan.float_fallbacks if name not in loop_nodes]
     others = {node.name for node in float_nodes if node.op not in ELEMENTWISE_OPS}
     return {
         Edge(node.name)
