@@ -7,8 +7,9 @@ Quantizes each case of `CASES` three times, each in its own process: calibrated,
 top-1 (with labels), agreement and KL divergence with the float model on held-out images, seconds and peak memory of the
 process, the recovered fraction of the loss, and the agreement of the file with its simulation in each runtime. `FORMS`
 are all targets, calibrated and after ``--finetune STEPS``. Writes `finetuning.json` after each model; models in the
-file are not measured again. The labels of `sediment_unet` are values: its rows have the correlations with the float
-model and with the labels. The case `inception_v3` takes 18 minutes on two cores.
+file are not measured again. The labels of `sediment_unet` and `super_resolution` are values: their rows have the
+correlations with the float model and with the labels, and those of `super_resolution` the PSNR in dB. The case
+`inception_v3` takes 18 minutes on two cores. ``machine`` is that of the first models, ``cpu`` the processor of each.
 """
 
 import argparse
@@ -52,6 +53,7 @@ LEAST_LOSS = {
     "kl_divergence": 0.001,
     "correlation": 0.0005,
     "target_correlation": 0.001,
+    "psnr": 0.1,
 }
 # Held-out samples that compare a file with its simulation.
 NUM_SIMULATED = 500
@@ -88,6 +90,7 @@ CASES = {
         "pplcnet_orientation", scheme={"weights": "qint8 symmetric reduce_range"}
     ),
     "sediment_unet_7_bits_per_tensor": Case("sediment_unet", scheme={"weights": "qint8 symmetric reduce_range"}),
+    "super_resolution_7_bits_per_tensor": Case("super_resolution", scheme={"weights": "qint8 symmetric reduce_range"}),
     "inception_v3": Case("inception_v3"),
 }
 FORMS = {
@@ -165,6 +168,12 @@ def correlation(first: Array, second: Array) -> float:
     return float(np.corrcoef(first.ravel().astype(np.float64), second.ravel())[0, 1])
 
 
+def psnr(labels: Array, scores: Array) -> float:
+    """Return the mean PSNR of images with values from 0 to 1 in dB, where the labels are known."""
+    errors = np.nanmean((np.clip(scores, 0, 1) - labels) ** 2, 1, dtype=np.float64)
+    return float(np.mean(-10 * np.log10(errors)))
+
+
 def has_values(labels: Array | None) -> bool:
     return labels is not None and labels.dtype.kind == "f"
 
@@ -172,10 +181,12 @@ def has_values(labels: Array | None) -> bool:
 def describe(floats: Array, scores: Array, labels: Array | None) -> dict[str, float]:
     """Return agreement, mean KL divergence, and top-1 with labels; for values the correlations."""
     if labels is not None and has_values(labels):
-        return {
+        has_label = ~np.isnan(labels)
+        figures = {
             "correlation": round(correlation(floats, scores), 5),
-            "target_correlation": round(correlation(labels, scores), 5),
+            "target_correlation": round(correlation(labels[has_label], scores[has_label]), 5),
         }
+        return figures if has_label.all() else figures | {"psnr": round(psnr(labels, scores), 3)}
     logarithms = [log_probabilities(array) for array in (floats, scores)]
     divergence = np.mean(np.sum(np.exp(logarithms[0]) * (logarithms[0] - logarithms[1]), 1))
     figures = {"agreement": round(agreement(floats, scores), 4), "kl_divergence": round(float(divergence), 5)}
@@ -250,9 +261,11 @@ def rows_of(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def save(name: str, method: str, row: dict[str, Any]) -> None:
-    document = read() | {"schema": "quantkit.finetuning/1", "machine": this_machine().to_json()}
+    machine = this_machine().to_json()
+    document = {"schema": "quantkit.finetuning/1", "machine": machine} | read()
     rows = rows_of(document, name)
     rows[method] = row
+    row["cpu"] = machine["cpu"]
     if name in CASES and method != CALIBRATED:
         row["recovered"] = compute_recovery(rows, method)
     OUTPUT.write_text(json.dumps(document, indent=1) + "\n")

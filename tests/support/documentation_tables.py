@@ -157,34 +157,46 @@ def finetuning_table(document: dict[str, Any], link: str) -> list[str]:
     lines = [f"| {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) - 1)]
     for name, methods in document["cases"].items():
         floats = next(iter(methods.values()))["float"]
-        lines.append(f"| `{name}` | | float | {quality(floats, 'top1', 'target_correlation')} | | | | | | |")
+        lines.append(f"| `{name}` | | float | {quality(floats, 'psnr', 'target_correlation', 'top1')} | | | | | | |")
         for method, row in methods.items():
             label = method if method == "calibrated" else f"`--finetune {method}`"
             cost = (f"{row['seconds']:.0f} s", f"{row['peak_bytes'] / 1e9:.1f} GB")
             for runtime in row["accuracy"]:
                 cells = (runtime, label, *accuracy_cells(row, runtime), percent(row["simulation"][runtime]), *cost)
                 lines.append(f"| | {' | '.join(cells)} |")
+    others = {
+        name: row["cpu"]
+        for name, methods in document["cases"].items()
+        for row in methods.values()
+        if row["cpu"] != document["machine"]["cpu"]
+    }
     return [
         *lines,
         "",
-        "Held-out images; the recovered fractions are those of the loss in top-1 and in agreement. `sediment_unet` has "
-        "the correlation with the target images, and with the float model, instead. Times and memory of "
-        f"the whole process, with other load on the machine. {machine(document)}. Measurements: {link}.",
+        "Held-out images; the recovered fractions are those of the loss in top-1 and in agreement. `sediment_unet` and "
+        "`super_resolution` have the correlation with the float model instead of the agreement, and the correlation "
+        "with the target images or the PSNR instead of top-1. Times and memory of the whole process, with other load "
+        f"on the machine. {machine(document)}{''.join(f'; `{name}`: {cpu}' for name, cpu in others.items())}. "
+        f"Measurements: {link}.",
     ]
 
 
 def accuracy_cells(row: Mapping[str, Any], runtime: str) -> tuple[str, ...]:
     """Return top-1, agreement, KL divergence, and the recovered fractions of a model in a runtime."""
     accuracy, fractions = row["accuracy"][runtime], row.get("recovered", {}).get(runtime, {})
-    names = ("top1", "target_correlation", "agreement", "correlation")
-    recovered = ", ".join(f"{100 * fractions[name]:.0f} %" for name in names if name in fractions)
+    names = ("psnr", "top1", "target_correlation", "agreement", "correlation")
+    shown = [name for name in names if name in fractions and not (name == "target_correlation" and "psnr" in fractions)]
+    recovered = ", ".join(f"{100 * fractions[name]:.0f} %" for name in shown)
     divergence = f"{accuracy['kl_divergence']:.4f}" if "kl_divergence" in accuracy else ""
-    return quality(accuracy, *names[:2]), quality(accuracy, *names[2:]), divergence, recovered
+    return quality(accuracy, *names[:3]), quality(accuracy, *names[3:]), divergence, recovered
 
 
-def quality(figures: Mapping[str, float], fraction: str, correlation: str) -> str:
-    """Return a fraction of the samples, or the correlation of the values."""
-    return f"{figures[correlation]:.4f}" if correlation in figures else percent(figures.get(fraction))
+def quality(figures: Mapping[str, float], *names: str) -> str:
+    """Return the first of these figures: a PSNR, a correlation, or a fraction of the samples."""
+    name = next((name for name in names if name in figures), "")
+    if name == "psnr":
+        return f"{figures[name]:.2f} dB"
+    return f"{figures[name]:.4f}" if "correlation" in name else percent(figures.get(name))
 
 
 def workers_table(document: dict[str, Any], link: str) -> list[str]:

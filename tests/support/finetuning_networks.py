@@ -8,6 +8,8 @@
 - `pplcnet_orientation`: angles of text, PP-LCNet with depthwise convolutions, HardSwish and squeeze-and-excite, of
   ``../shared/onnx_models``. Calibration and evaluation use crops of different texts.
 - `sediment_unet`: images of sediment, a U-Net of ``../shared/onnx_models``, with the target images.
+- `super_resolution`: photographs reduced to a third of their size, a convolutional network of ``../shared/onnx_models``
+  that enlarges them, with the photographs as target. Calibration uses other photographs than the evaluation.
 - `inception_v3`: the stand-in of the 2015 release, with crops of its photographs.
 """
 
@@ -35,6 +37,8 @@ LOG_FACTORS = (-3.0, 0.7)
 BLOCKS = ((1, 8, 1, 1), (6, 12, 2, 2), (6, 16, 3, 2), (6, 24, 3, 1), (6, 32, 2, 2))
 # Channels and stride of the separable convolutions.
 SEPARABLE = ((24, 1), (48, 2), (48, 1), (80, 2), (80, 1), (96, 1))
+# Size of the reduced photographs, and the border of the enlarged ones without target, in pixels.
+SMALL_SIDE, BORDER = 224, 6
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Problem:
         model: model file or card name.
         calibration: samples for calibration and training, without labels.
         held_out: other samples, which measure the accuracy.
-        labels: class index of each held-out sample, or its output values, (n, k); None without labels.
+        labels: class index of each held-out sample, or its output values, (n, k), NaN where they are unknown; None
+            without labels.
         options: options of `quantkit.quantize` that select inputs and outputs.
     """
 
@@ -218,6 +223,21 @@ def sediment_unet(build: Path) -> Problem:
     )
 
 
+def super_resolution(build: Path) -> Problem:
+    from onnx_networks import FOLDER, photographs, super_resolution_pairs
+
+    paths = photographs()
+    others = [path for index, path in enumerate(paths) if index % 10]
+    calibration = np.concatenate([feeds["input"] for feeds, _ in super_resolution_pairs(others[::7])])
+    pairs = list(super_resolution_pairs(paths[::10]))
+    targets = np.full((len(pairs), 3 * SMALL_SIDE, 3 * SMALL_SIDE), np.nan, np.float32)
+    for target, (_, image) in zip(targets, pairs, strict=True):
+        inner = tuple(slice(BORDER, size - BORDER) for size in image.shape)
+        target[inner] = image[inner] / 255
+    held_out = np.concatenate([feeds["input"] for feeds, _ in pairs])
+    return Problem(str(FOLDER / "super_resolution_10.onnx"), calibration, held_out, targets.reshape(len(pairs), -1), {})
+
+
 def inception_v3(build: Path) -> Problem:
     paths = sorted(PHOTOGRAPHS.glob("*.jpg"))
     calibration = np.stack([crop for path in paths[: 4 * len(paths) // 5] for crop in photograph_crops(path, 1)])
@@ -236,5 +256,13 @@ def photograph_crops(path: Path, count: int) -> Iterator[Array]:
 
 PROBLEMS: Mapping[str, Callable[[Path], Problem]] = {
     function.__name__: function
-    for function in (mobilenet, separable, digits, pplcnet_orientation, sediment_unet, inception_v3)
+    for function in (
+        mobilenet,
+        separable,
+        digits,
+        pplcnet_orientation,
+        sediment_unet,
+        super_resolution,
+        inception_v3,
+    )
 }
