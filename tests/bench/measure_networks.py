@@ -44,6 +44,7 @@ from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow  # noqa: E402
 from quantkit.convert.to_onnx import to_onnx_graph  # noqa: E402
+from quantkit.errors import QuantkitError  # noqa: E402
 from quantkit.formats import onnx  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 
@@ -349,7 +350,11 @@ def measure_speed(name: str, build: Path) -> dict[str, Any]:
     speed_ups: dict[str, Any] = {}
     for runtime in RUNTIMES:
         data = build_path(build, name, ".inputs.npz")
-        benchmark = qk.benchmark(list(map(str, files)), runtime, data=data, time_budget=SECONDS)
+        try:
+            benchmark = qk.benchmark(list(map(str, files)), runtime, data=data, time_budget=SECONDS)
+        except QuantkitError as error:  # the runtime cannot open the models
+            speed_ups[runtime] = {"error": error.message}
+            continue
         speed_up = benchmark.speedups[1]
         speed_ups[runtime] = speed_up.to_json() if isinstance(speed_up, Speedup) else {"error": str(benchmark.failures)}
     return speed_ups

@@ -3,7 +3,8 @@
     python tests/bench/onnx_network_table.py [ONNX_NETWORKS.json] [NETWORKS.json]
 
 A cell with two numbers has ONNX Runtime first and OpenVINO second; "-" stands for a runtime that cannot open a model,
-and for a figure that was not measured. The speed-ups of quantkit are those of the file for all runtimes and, after a
+and for a figure that was not measured. The targets ``tensorflow`` and ``litert`` have the metric of the files for these
+runtimes. The speed-ups of quantkit are those of the file for all runtimes and, after a
 comma, of the file for this runtime (`--runtime`). The deviation is the mean over the samples of the absolute difference
 from the float model's result for the same sample; each runtime has the figure of quantkit and that of the peer with the
 smallest one. "nearer" and "farther" mean that the 95 % interval of the paired difference excludes 0.
@@ -19,6 +20,7 @@ from typing import Any
 HERE = Path(__file__).parent
 RUNTIMES = ("onnxruntime", "openvino")
 TITLES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+TARGETS = ("tensorflow", "litert")
 PEERS = ("quantize_static", "quantize_dynamic", "nncf")
 # Peer of the speed in each runtime.
 RIVALS = {"onnxruntime": "quantize_static", "openvino": "nncf"}
@@ -52,8 +54,9 @@ def quality_rows(networks: Mapping[str, Any]) -> Iterator[list[str]]:
         metrics = [
             pair((figure(row, tool, runtime, "metric") for runtime in RUNTIMES), ".4g") for tool in ("quantkit", *PEERS)
         ]
+        targets = pair((figure(row, f"quantkit_{target}", target, "metric") for target in TARGETS), ".4g")
         verdicts = [nearness(row, runtime) for runtime in RUNTIMES]
-        yield [f"{name}: {row['metric']}", format(row["float"], ".4g"), *metrics, *verdicts]
+        yield [f"{name}: {row['metric']}", format(row["float"], ".4g"), metrics[0], targets, *metrics[1:], *verdicts]
 
 
 def speed_rows(networks: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -114,7 +117,12 @@ def main() -> None:
     networks = json.loads(paths[0].read_text())["networks"]
     rows = json.loads(paths[1].read_text())["rows"]
     deviations = [f"deviation in {TITLES[runtime]}" for runtime in RUNTIMES]
-    print(table(["network: metric", "float", "quantkit", *PEERS, *deviations], quality_rows(networks)), end="\n\n")
+    print(
+        table(
+            ["network: metric", "float", "quantkit", "tensorflow / litert", *PEERS, *deviations], quality_rows(networks)
+        ),
+        end="\n\n",
+    )
     speeds = [
         f"speed-up in {TITLES[runtime]}, {', '.join(files_for(networks, runtime))} vs {rival}"
         for runtime, rival in RIVALS.items()

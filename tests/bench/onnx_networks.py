@@ -15,7 +15,8 @@ than that of a peer if its deviation is smaller; the difference has a 95 % inter
 `onnx_network_table.py` renders the table.
 
 The model ``quantkit`` is for all runtimes; the models ``quantkit_onnxruntime`` and ``quantkit_openvino`` are for one
-(``--runtime``).
+(``--runtime``). ``quantkit_tensorflow`` and ``quantkit_litert`` are those of the targets ``tensorflow`` and ``litert``,
+with their metrics in these runtimes.
 ONNX Runtime's quantizer gets its documented settings for processors with VNNI: opset 13 or later, pre-processing, QDQ,
 u8 activations, s8 weights per channel; for transformers and recurrent networks its dynamic quantization, too. PYTHON is
 the interpreter of an environment with NNCF. `export_sentence_encoder.py` writes one more network into BUILD, a BERT.
@@ -50,7 +51,9 @@ from quantkit.runtimes import find_runtime  # noqa: E402
 
 RUNTIMES = ("onnxruntime", "openvino")
 OURS = ("quantkit", "quantkit_onnxruntime", "quantkit_openvino")
-TOOLS = (*OURS, "quantize_static", "quantize_dynamic", "nncf")
+# Other targets, with their suffixes; each has its own runtime of the same name.
+TARGETS = {"tensorflow": ".pb", "litert": ".tflite"}
+TOOLS = (*OURS, *(f"quantkit_{target}" for target in TARGETS), "quantize_static", "quantize_dynamic", "nncf")
 TRANSFORMERS = frozenset({"kwt1", "minilm", "stories260k", "vittrack"})
 RECURRENT = frozenset({"dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15", "silero_vad_op18"})
 LAYER_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -126,7 +129,19 @@ def open_openvino(path: Path) -> Run:
     return lambda feeds: dict(session.run(feeds))
 
 
-OPENERS: Mapping[str, Callable[[Path], Run]] = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
+def open_target(runtime: str, path: Path) -> Run:
+    """Return a function that runs a file of another target; the float ONNX model runs in ONNX Runtime."""
+    if path.suffix == ".onnx":
+        return open_onnxruntime(path)
+    session = qk.open_session(path, runtime)
+    return lambda feeds: dict(session.run(feeds))
+
+
+OPENERS: Mapping[str, Callable[[Path], Run]] = {
+    "onnxruntime": open_onnxruntime,
+    "openvino": open_openvino,
+    **{target: partial(open_target, target) for target in TARGETS},
+}
 
 
 def sqnr(expected: list[Mapping[str, Array]], actual: list[Mapping[str, Array]]) -> float:
@@ -176,13 +191,13 @@ def quality(network: OnnxNetwork, path: Path, samples: list[Feeds], sums: Array)
 
 def suffix_of(tool: str) -> str:
     """Return the suffix of the models of a tool."""
-    return ".xml" if tool == "nncf" else ".onnx"
+    return ".xml" if tool == "nncf" else TARGETS.get(tool.removeprefix("quantkit_"), ".onnx")
 
 
 def runtimes_of(path: Path) -> tuple[str, ...]:
     """Return the runtimes that read a file, and that its tool made it for."""
     if path.suffix != ".onnx":
-        return ("openvino",)
+        return tuple(target for target, suffix in TARGETS.items() if path.suffix == suffix) or ("openvino",)
     own = tuple(runtime for runtime in RUNTIMES if f".quantkit_{runtime}." in path.name)
     return own or RUNTIMES
 
@@ -193,13 +208,21 @@ def count_nodes(path: Path) -> int:
 
 
 def quantize_with_quantkit(
-    network: OnnxNetwork, samples: list[Feeds], output: Path, *, runtime: str = "auto"
+    network: OnnxNetwork, samples: list[Feeds], output: Path, *, target: str = "onnx", runtime: str = "auto"
 ) -> dict[str, Any]:
     """Quantize with quantkit, in the form for all runtimes or for one; return the facts of its report."""
     # A scheme would also state the observer, which is chosen by fidelity by default.
-    scheme = Scheme.for_target("onnx", keep_float=network.keep_float) if network.keep_float else None
-    limit = len(samples)
-    result = qk.quantize(network.path, samples, scheme=scheme, runs=0, limit=limit, output=output, runtime=runtime)
+    scheme = Scheme.for_target(target, keep_float=network.keep_float) if network.keep_float else None
+    result = qk.quantize(
+        network.path,
+        samples,
+        target=target,
+        scheme=scheme,
+        runs=0,
+        limit=len(samples),
+        output=output,
+        runtime=runtime,
+    )
     census = result.report.census
     return {
         "layers": census.num_patterns,
@@ -234,6 +257,7 @@ def find_tools(nncf: str | None) -> dict[str, Tool]:
     return {
         "quantkit": Tool(quantize_with_quantkit),
         **{f"quantkit_{name}": Tool(partial(quantize_with_quantkit, runtime=name)) for name in RUNTIMES},
+        **{f"quantkit_{name}": Tool(partial(quantize_with_quantkit, target=name)) for name in TARGETS},
         "quantize_static": Tool(quantize_static),
         "quantize_dynamic": Tool(quantize_dynamic, is_dynamic=True),
         **({"nncf": Tool(partial(quantize_with_nncf, nncf))} if nncf else {}),
@@ -268,7 +292,7 @@ def measure(network: OnnxNetwork, build: Path, tools: Mapping[str, Tool], row: d
                 row[name] = {**facts, **quality(network, path, samples, sums)}
             except Exception as error:
                 row[name] = {"error": f"{type(error).__name__}: {error}"[:200]}
-    for name in OURS:
+    for name in set(OURS) & tools.keys():
         for runtime in RUNTIMES:
             if "deviation" in row.get(name, {}).get(runtime, {}):
                 row[name][runtime]["nearer"] = compare(network, build, name, runtime, sums)
@@ -330,7 +354,8 @@ def describe(name: str, row: Mapping[str, Any]) -> str:
     lines = [f"{name}: float {row.get('float')} ({row.get('metric')})"]
     for tool in TOOLS:
         if tool in row:
-            cells = [f"{runtime} {_describe_cell(row[tool][runtime])}" for runtime in RUNTIMES if runtime in row[tool]]
+            runtimes = [runtime for runtime in OPENERS if runtime in row[tool]]
+            cells = [f"{runtime} {_describe_cell(row[tool][runtime])}" for runtime in runtimes]
             lines.append(f"  {tool:<22}{'  '.join(cells) or row[tool]['error']}")
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from quantkit.data import Dataset
+from quantkit.formats import onnx
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import Progress
 from quantkit.quantization.scheme import Scheme
@@ -53,6 +54,7 @@ def calibrate_model(
         UsageError, InputError, UnavailableError: see `quantize`.
     """
     model = load_float_model(source, options)
+    dialect = model.graph.dialect
     require_ranges(model.graph, options, scheme)
     options.on_progress(Progress("preparing the graph", 0))
     model, graph, trained = prepare_float_graph(model, options, scheme, data or held_out)
@@ -65,7 +67,7 @@ def calibrate_model(
     if data is not None or held_out is not None:
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options, trained)
-    trials = Trials(reference, options)
+    trials = Trials(reference, options, tries_layers=onnx.DIALECT in (dialect, graph.dialect))
     conversion = Conversion(graph, plan, ranges, options.fallback)
     if trials.is_possible and not trained:
         for choose in CHOICES:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from math import ceil
 
-from quantkit.formats import onnx
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.report.census import count_node_macs
 from quantkit.quantization.workflow.conversion import Conversion
@@ -48,21 +47,21 @@ def exclude_first_layers(conversion: Conversion, trials: Trials, options: Option
 
 
 def exclude_products(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of an ONNX graph without products of two activations if that reduces the loss."""
+    """Return the conversion without products of two activations if that reduces the loss."""
     products = [pattern.layer for pattern in conversion.plan.patterns if not pattern.weights]
-    if conversion.graph.dialect != onnx.DIALECT or not products or trials.is_good(conversion):
+    if not trials.tries_layers or not products or trials.is_good(conversion):
         return conversion
     reason = "a product of two activations loses precision in int8"
     return _try_float(conversion, dict.fromkeys(products, reason), MAX_CHEAP_LOSS, trials, options)
 
 
 def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of an ONNX graph without the last layers if they are small and the loss is reduced.
+    """Return the conversion without the last layers if they are small and the loss is reduced.
 
     Their int8 outputs would be the outputs of the model, whose rounding no later layer averages. The layers before
     them are tried next.
     """
-    if conversion.graph.dialect != onnx.DIALECT or trials.is_good(conversion):
+    if not trials.tries_layers or trials.is_good(conversion):
         return conversion
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     macs = count_node_macs(conversion.graph, (pattern.layer for pattern in conversion.plan.patterns), samples)
@@ -91,12 +90,11 @@ def _find_last_layers(conversion: Conversion) -> list[str]:
 
 
 def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of an ONNX graph without the layers whose quantized inputs cause most of the loss.
+    """Return the conversion without the layers whose quantized inputs cause most of the loss.
 
-    The layers are tried one after the other, those with the noisiest inputs first. TensorFlow graphs have no such
-    trials: a float layer between int8 layers costs more there.
+    The layers are tried one after the other, those with the noisiest inputs first.
     """
-    if conversion.graph.dialect != onnx.DIALECT:
+    if not trials.tries_layers:
         return conversion
     max_layers = max(MAX_LAYERS * sum(bool(pattern.weights) for pattern in conversion.plan.patterns), MIN_LAYERS)
     num_float = 0
@@ -111,11 +109,11 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
 
 
 def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of a recurrent ONNX graph with float layers if its states drift.
+    """Return the conversion of a recurrent model with float layers if its states drift.
 
     The layers with the noisiest inputs become float first, at most the largest of `DRIFT_FRACTIONS` of all layers.
     """
-    if conversion.graph.dialect != onnx.DIALECT or not trials.samples.states:
+    if not trials.tries_layers or not trials.samples.states:
         return conversion
     layers = [layer for layer, _ in _noisiest_layers(conversion)]
     for fraction in DRIFT_FRACTIONS:

@@ -113,10 +113,10 @@ def _with_scales(
 
 
 def choose_bias_correction(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of an ONNX graph with the bias correction with the best fidelity, or without one."""
+    """Return the conversion with the bias correction with the best fidelity, or without one."""
     scheme = conversion.plan.scheme
     is_corrected = scheme.bias_correction and bool(conversion.ranges.means)
-    if conversion.graph.dialect != onnx.DIALECT or not is_corrected or trials.is_good(conversion):
+    if not trials.tries_layers or not is_corrected or trials.is_good(conversion):
         return conversion
     best = conversion
     with_activations = _with_mean_errors(conversion, trials, options)
