@@ -10,13 +10,19 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scale_migration import migrate_scales
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
+from quantkit.runtimes import AUTO
 
 
 @public
-def prepare(graph: Graph, scheme: Scheme) -> Graph:
+def prepare(graph: Graph, scheme: Scheme, *, runtime: str = AUTO) -> Graph:
     """Return the graph to annotate and calibrate, with equalized weights if the scheme has them.
 
     An ONNX graph becomes a TensorFlow graph for a target that quantizes only those.
+
+    Args:
+        graph: float graph.
+        scheme: scheme of the quantization.
+        runtime: runtime whose int8 kernels the form of the layers suits; ``auto`` for all runtimes of the target.
 
     Raises:
         UnavailableError: an ONNX op has no TensorFlow equivalent, or no form in a later opset.
@@ -24,7 +30,7 @@ def prepare(graph: Graph, scheme: Scheme) -> Graph:
     if graph.dialect not in find_target(scheme.target).graph_dialects:
         graph = as_tensorflow(graph)
     elif not scheme.weights_only:
-        graph = find_target(scheme.target).prepare(graph)
+        graph = find_target(scheme.target).prepare(graph, runtime)
     return equalize(graph, annotate(graph, scheme)) if scheme.equalize else graph
 
 

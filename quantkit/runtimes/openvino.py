@@ -322,6 +322,7 @@ RUNTIME = Runtime(
     tunables={"ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS},
     native_options=_native_options,
     fuses_float_ops=True,
+    transposes_convolutions=True,
     package="openvino",
     priority=50,
 )

@@ -43,6 +43,7 @@ class Runtime:
         native_options: function that returns the options of a session as code for the runtime's own API.
         decodes_images: True if the runtime has kernels for ops such as DecodeJpeg.
         fuses_float_ops: True if an int8 convolution and the float ops after it, such as SiLU, are one kernel.
+        transposes_convolutions: True if the runtime has an int8 kernel of transposed convolutions.
         op_domains: operator sets of the runtime itself, next to those of ONNX.
         weight_copies: copies of the weights in memory while a model is loaded, for memory estimates.
         describe_build: function that returns facts about the build: versions, providers, devices.
@@ -69,6 +70,7 @@ class Runtime:
     native_options: Callable[[SessionOptions], str] | None = None
     decodes_images: bool = False
     fuses_float_ops: bool = False
+    transposes_convolutions: bool = False
     op_domains: tuple[str, ...] = ()
     weight_copies: int = 4
     describe_build: Callable[[], tuple[str, ...]] = tuple

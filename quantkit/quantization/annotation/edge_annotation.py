@@ -83,27 +83,40 @@ class EdgeAnnotation:
         )
 
     def _range_groups(self) -> tuple[frozenset[Edge], ...]:
-        """Return the sets of edges that share a range, by union-find."""
-        leader: dict[Edge, Edge] = {edge: edge for edge in self.activations}
+        """Return the sets of edges that share a range."""
+        group_of: dict[Edge, set[Edge]] = {edge: {edge} for edge in self.activations}
         outputs: dict[str, list[Edge]] = {}
-        for edge in leader:
+        for edge in self.activations:
             outputs.setdefault(edge.node, []).append(edge)
 
-        def find(edge: Edge) -> Edge:
-            while leader[edge] != edge:
-                leader[edge] = leader[leader[edge]]  # path halving: long chains are walked once
-                edge = leader[edge]
-            return edge
+        def join(edge: Edge, other: Edge) -> None:
+            small, large = sorted((group_of[edge], group_of[other]), key=len)
+            if small is not large:
+                large |= small
+                group_of.update(dict.fromkeys(small, large))
 
         for name, inputs in self.pass_through.items():
             if self._shares_range(self.graph[name]):
                 first, *others = outputs[name]
                 for edge in (*inputs, *others):
-                    leader[find(edge)] = find(first)
-        groups: dict[Edge, list[Edge]] = {}
-        for edge in leader:
-            groups.setdefault(find(edge), []).append(edge)
-        return tuple(frozenset(group) for group in groups.values() if len(group) > 1)
+                    join(edge, first)
+        for name, inputs in self.pass_through.items():
+            for edge in inputs if self._is_elementwise_concat(name) else ():
+                if self._have_one_consumer(group_of[edge], name):
+                    join(edge, Edge(name))
+        groups = {id(group): group for group in group_of.values() if len(group) > 1}
+        return tuple(map(frozenset, groups.values()))
+
+    def _is_elementwise_concat(self, name: str) -> bool:
+        return self.graph[name].op in self.roles.concat_ops & self.roles.elementwise_ops
+
+    def _have_one_consumer(self, group: set[Edge], name: str) -> bool:
+        """Return True if a node is the only consumer of edges with one range, next to the nodes that copy them.
+
+        Its inputs then take the range of its output: a range of their own would only round their values twice.
+        """
+        consumers = {use.node.name for edge in group for use in self.graph.uses.get(edge, ())}
+        return consumers <= {name, *(edge.node for edge in group)} and group.isdisjoint(self.graph.outputs)
 
     def _shares_range(self, node: Node) -> bool:
         if node.op in self.roles.elementwise_ops:

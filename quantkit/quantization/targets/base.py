@@ -82,8 +82,12 @@ class Target(ABC):
     slow_reason: str = ""
     faster_target: str = ""
 
-    def prepare(self, graph: Graph) -> Graph:
+    def prepare(self, graph: Graph, runtime: str) -> Graph:
         """Return an equal float graph in the form that `convert` takes, before it is annotated.
+
+        Args:
+            graph: float graph.
+            runtime: name of the runtime; ``auto`` for the form that serves all `runtimes`.
 
         Raises:
             UnavailableError: the graph has no such form.

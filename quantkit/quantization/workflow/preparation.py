@@ -130,10 +130,11 @@ def _choose_planned(converted: Graph, graph: Graph, options: Options) -> Graph:
 
 def _prepare_natively(graph: Graph, options: Options, scheme: Scheme) -> Graph:
     """Return the graph to annotate, with ops of the runtime unless the scheme or the plan names nodes of the model."""
-    graph = prepare(graph, scheme)
+    prepared = prepare(graph, scheme)
     if scheme.weights_only or scheme.keep_float:
-        return graph
-    return _choose_planned(find_target(scheme.target).fuse_for(graph, options.runtime), graph, options)
+        return prepared
+    graph = prepare(graph, scheme, runtime=options.runtime)
+    return _choose_planned(find_target(scheme.target).fuse_for(graph, options.runtime), prepared, options)
 
 
 def _has_gates(graph: Graph, plan: Plan) -> bool:

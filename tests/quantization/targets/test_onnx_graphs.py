@@ -391,13 +391,35 @@ def test_product_of_convolutions(tmp_path: Path) -> None:
     check(network, y, int8={"QLinearConv": 3, "QLinearMul": 1}, folder=tmp_path)
 
 
-def test_concatenated_tensors_have_ranges_of_their_own(tmp_path: Path) -> None:
+def test_concatenated_tensors_with_other_consumers_have_ranges_of_their_own(tmp_path: Path) -> None:
+    """Other consumers need the precision of a narrow tensor; the values that are only joined are rounded once."""
     network = Network(*IMAGE)
-    wide = network.add("Conv", "x", 100 * network.weights(4, 8, 1, 1))
-    joined = network.add("Concat", wide, network.conv("x", 4), axis=1, name="joined")
-    y = network.conv(joined)
-    plan = check(network, y, int8={"QLinearConv": 3, "QLinearConcat": 1}, folder=tmp_path)
-    assert plan.groups == ()
+    wide = network.add("Conv", "x", 100 * network.weights(4, 8, 1, 1), name="wide")
+    narrow = network.conv("x", 4)
+    joined = network.add("Concat", wide, narrow, axis=1, name="joined")
+    y, z = network.conv(joined), network.add("Conv", narrow, network.weights(4, 4, 1, 1))
+    plan = check(network, y, z, int8={"QLinearConv": 4, "Concat": 1, "QuantizeLinear": 2}, folder=tmp_path)
+    assert plan.groups == (frozenset({Edge("wide"), Edge("joined")}),)
+
+
+@pytest.mark.parametrize("runtime", ["auto", "openvino"])
+def test_transposed_convolution_is_concatenated_in_int8(runtime: str, tmp_path: Path) -> None:
+    """OpenVINO has an int8 kernel of transposed convolutions, ONNX Runtime one of their lowered form."""
+    network = Network(*IMAGE)
+    skip = network.add("Relu", network.conv("x"), name="skip")
+    pool = network.add("MaxPool", skip, kernel_shape=[2, 2], strides=[2, 2])
+    weights = network.weights(8, 8, 2, 2)
+    up = network.add("ConvTranspose", network.conv(pool), weights, network.weights(8), strides=[2, 2], name="up")
+    joined = network.add("Concat", up, skip, axis=1, name="joined")
+    y = network.add("Conv", joined, network.weights(4, 16, 1, 1))
+    output = tmp_path / "y.onnx"
+    model = network.model(y)
+    result = qk.quantize(load(model), samples(network), runtime=runtime, runs=0, output=output)
+    assert {Edge("up"), Edge("joined")} <= result.plan.group_of(Edge("joined"))
+    assert result.conversion.quantized["up"].op == ("ConvTranspose" if runtime == "openvino" else "DepthToSpace")
+    feeds = {"x": samples(network, 9)[-1]}
+    (expected,), (actual,) = run(model.SerializeToString(), feeds), run(output.read_bytes(), feeds)
+    assert sqnr(expected, actual) > 28
 
 
 def test_elementwise_ops_between_convolutions(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import DType
 from quantkit.ops.roles.onnx import GATE_OPS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
@@ -17,6 +18,7 @@ from quantkit.quantization.targets.onnx.first_layers import find_first_layers, f
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
+from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 from quantkit.runtimes import AUTO, find_runtime
 
@@ -36,8 +38,10 @@ class OnnxTarget(Target):
     multiplies_u8_by_s8 = True
     runs_bfloat16 = True
 
-    def prepare(self, graph: Graph) -> Graph:
-        return lower_layers(raise_opset(graph)) if graph.dialect == self.dialect else graph
+    def prepare(self, graph: Graph, runtime: str) -> Graph:
+        if graph.dialect != self.dialect:
+            return graph
+        return lower_layers(raise_opset(graph), splits_kernels=not _transposes_convolutions(runtime))
 
     def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
         return scheme.with_(float_outputs=True) if _fuses_float_ops(runtime) else scheme
@@ -57,8 +61,12 @@ class OnnxTarget(Target):
         return find_first_layers(graph) if graph.dialect == self.dialect else ()
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        convert = native.convert if graph.dialect == self.dialect else from_tensorflow.convert
-        return separate_products(concatenate_integers(convert(graph, plan, ranges)))
+        if graph.dialect == self.dialect:
+            converted = concatenate_integers(native.convert(graph, plan, ranges), ONNX_TYPES.values())
+        else:
+            # The inputs of a TensorFlow Concat have one range, which all runtimes fuse.
+            converted = concatenate_integers(from_tensorflow.convert(graph, plan, ranges), {DType.INT8})
+        return separate_products(converted)
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
         if graph.dialect == self.dialect:
@@ -75,6 +83,10 @@ class OnnxTarget(Target):
         if graph.dialect == self.dialect:
             return super().store_weights(graph, plan)
         return from_tensorflow.store_weights(graph, plan)
+
+
+def _transposes_convolutions(runtime: str) -> bool:
+    return runtime != AUTO and find_runtime(runtime).transposes_convolutions
 
 
 def _fuses_float_ops(runtime: str) -> bool:

@@ -1,26 +1,32 @@
 """Concatenations of int8 values in ONNX models."""
 
-import numpy as np
+from collections.abc import Collection
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, DType
 
 
-def concatenate_integers(graph: Graph) -> Graph:
-    """Move each QuantizeLinear to int8 from the output of a Concat to its inputs.
+def concatenate_integers(graph: Graph, dtypes: Collection[DType]) -> Graph:
+    """Move each QuantizeLinear from the output of a Concat to its inputs.
 
         before:  Concat(x, y) -> QuantizeLinear
         after:   Concat(QuantizeLinear(x), QuantizeLinear(y))
 
-    OpenVINO 2026.4 rounds the real values of an int8 tensor to whole numbers if a Concat is between the tensor and a
-    convolution. uint8 tensors are not affected, and keep the form that ONNX Runtime fuses to `QLinearConcat`.
+    The Concat takes the name of the QuantizeLinear. An input that has the parameters of the output is copied.
+
+    OpenVINO 2026.4 rounds the real values of an int8 tensor to whole numbers if a float Concat is between the tensor
+    and a convolution. It computes other inputs of such a Concat, such as transposed convolutions, with float outputs.
+
+    Args:
+        graph: quantized ONNX graph.
+        dtypes: types of the quantized tensors.
     """
     for quantize in graph.nodes.values():
         concat = graph[quantize.inputs[0].node] if quantize.op == "QuantizeLinear" else quantize
         if concat.op != "Concat" or concat is quantize or len(concat.inputs) < 2 or graph.is_shared(concat):
             continue
-        if _parameters(graph, quantize)[1].dtype == np.int8:
+        if DType.of(_parameters(graph, quantize)[1].dtype) in dtypes:
             graph = _quantize_inputs(graph, concat, quantize)
     return graph
 
@@ -36,12 +42,8 @@ def _quantize_inputs(graph: Graph, concat: Node, quantize: Node) -> Graph:
         name = free_name(graph, f"{quantize.name}/{slot}")
         nodes[name] = quantize.with_(name=name, inputs=(edge, *quantize.inputs[1:]))
         inputs.append(Edge(name))
-    nodes[concat.name] = concat.with_(inputs=tuple(inputs))
-    for consumer in graph.consumers(quantize.name):
-        nodes[consumer.name] = consumer.with_(
-            inputs=tuple(Edge(concat.name) if edge == Edge(quantize.name) else edge for edge in consumer.inputs)
-        )
-    del nodes[quantize.name]
+    del nodes[concat.name]
+    nodes[quantize.name] = concat.with_(name=quantize.name, inputs=tuple(inputs))
     graph = graph.with_nodes(nodes.values())
     unused = {edge.node for edge in concat.inputs if not graph.consumers(edge) and edge not in graph.outputs}
     return graph.with_nodes(node for node in nodes.values() if node.name not in unused)

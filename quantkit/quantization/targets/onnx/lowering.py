@@ -7,8 +7,9 @@
 All forms compute the same products and sums.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,17 @@ from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles.onnx import BIAS_INDEX
 
 
-def lower_layers(graph: Graph) -> Graph:
-    """Return the ONNX graph with layers that have an int8 kernel in ONNX Runtime and in OpenVINO."""
-    rules = {"ConvTranspose": _lower_transposed_convolution, "Einsum": _lower_einsum}
+def lower_layers(graph: Graph, *, splits_kernels: bool) -> Graph:
+    """Return the ONNX graph with layers that have an int8 kernel in ONNX Runtime and in OpenVINO.
+
+    Args:
+        graph: float ONNX graph.
+        splits_kernels: True for transposed convolutions as a convolution and a DepthToSpace, where they are equal.
+    """
+    rules: Mapping[str, Callable[[Graph, Node], list[Node]]] = {
+        "ConvTranspose": partial(_lower_transposed_convolution, splits_kernels=splits_kernels),
+        "Einsum": _lower_einsum,
+    }
     draft = Draft(graph)
     for node in graph.nodes.values():
         if node.op in rules:
@@ -40,7 +49,7 @@ def _constant(graph: Graph, name: str, values: Array) -> Node:
 # Transposed convolutions
 
 
-def _lower_transposed_convolution(graph: Graph, node: Node) -> list[Node]:
+def _lower_transposed_convolution(graph: Graph, node: Node, *, splits_kernels: bool) -> list[Node]:
     """Return the nodes that replace a transposed convolution; empty if it stays."""
     weights = graph.constant_of(node.inputs[WEIGHTS_INDEX])
     attrs: Any = node.attrs
@@ -57,6 +66,8 @@ def _lower_transposed_convolution(graph: Graph, node: Node) -> list[Node]:
         spans = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)] * 2
         conv_pads = tuple(span - pad for span, pad in zip(spans, pads, strict=True))
         return [] if min(conv_pads) < 0 else _reverse_kernel(graph, node, weights.array, group, conv_pads)
+    if not splits_kernels:
+        return []
     bias = graph.constant_of(node.inputs[BIAS_INDEX]) if len(node.inputs) > BIAS_INDEX else None
     has_known_bias = len(node.inputs) <= BIAS_INDEX or bias is not None
     is_square = len(kernel) == 2 and kernel == strides and kernel[0] == kernel[1]
