@@ -15,6 +15,7 @@ import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, digest, prune
 from quantkit.convert.litert_channels import find_unknown_channels, state_channels
+from quantkit.convert.litert_erf import replace_error_functions
 from quantkit.convert.litert_loops import copy_exchanged_variables
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.formats import tflite
@@ -136,7 +137,8 @@ def _convert_cached(graph: Graph, *, small_weights: bool) -> bytes:
     """
     converter = ("litert", tensorflow.available().detail, EDITION, *(["small_weights"] if small_weights else []))
     convert = partial(_convert, small_weights=small_weights)
-    return convert_cached(prune(replace_old_batch_norms(graph)), ".tflite", converter, convert, _choose_hint)
+    graph = replace_error_functions(prune(replace_old_batch_norms(graph)))
+    return convert_cached(graph, ".tflite", converter, convert, _choose_hint)
 
 
 def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
