@@ -124,6 +124,13 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
         (Open(IMAGE), Weights(random(4, 3, 3, 3))),
         {"strides": (3, 2), "pads": (1, 0, 0, 2), "output_padding": (2, 0), "group": 2},
     ),
+    (
+        "ConvTranspose",
+        (Open(IMAGE), Weights(random(4, 2, 2, 3)), Weights(random(8))),
+        {"dilations": (2, 1), "pads": (1, 0, 2, 1), "group": 4},
+    ),
+    ("ConvTranspose", (IMAGE, Weights(random(4, 3, 2, 3))), {"pads": (0, 1, 1, 2)}),
+    ("ConvTranspose", (IMAGE, Weights(random(4, 3, 1, 1))), {"pads": (0, 1, 0, 0)}),
     ("Pad", (IMAGE, Const([0, 0, 1, 2, 0, 0, 3, 0])), {"mode": b"edge"}),
     ("Pad", (Open(ROWS), Const([2, 0, 1, 3])), {"mode": b"edge"}),
     ("LSTM", (SIGNAL, *LSTM), {"hidden_size": 4, "outputs": 3}),

@@ -21,10 +21,17 @@ def _conv(translator: OnnxTranslator, node: Node) -> None:
     weights = translator.constant_of(node.inputs[1])
     if weights is None or len(weights.shape) not in (3, 4):
         raise conversion_error(node, "the weights must be constant and have rank 3 or 4")
-    group: Any = node.attrs.get("group", 1)
     is_row = len(weights.shape) == 3
     if is_row:
         node, weights = _as_image(translator, node, weights)
+    _emit_convolution(translator, node, weights)
+    if is_row:
+        _emit_row(translator, node)
+
+
+def _emit_convolution(translator: OnnxTranslator, node: Node, weights: Tensor) -> None:
+    """Add a convolution of images with weights (c_out, c_in, h, w)."""
+    group: Any = node.attrs.get("group", 1)
     count, depth, height, width = weights.shape
     windows = find_windows(translator, node, (height, width))
     name = translator.name(node.name)
@@ -36,8 +43,6 @@ def _conv(translator: OnnxTranslator, node: Node) -> None:
     inputs = [pad_image(translator, node, windows, 0), translator.add_constant(f"{name}/weights", kernel)]
     attrs: dict[str, Attr] = {**windows.attrs, "data_format": b"NHWC", "dilations": (1, *windows.dilations, 1)}
     _emit_with_bias(translator, node, op, inputs, attrs)
-    if is_row:
-        _emit_row(translator, node)
 
 
 def _emit_with_bias(
@@ -85,7 +90,7 @@ def _emit_row(translator: OnnxTranslator, node: Node) -> None:
 
 @converts("ConvTranspose")
 def _conv_transpose(translator: OnnxTranslator, node: Node) -> None:
-    """Convert to a transposed convolution without padding, and a crop."""
+    """Convert to a transposed convolution without padding, and a crop; with the stride 1, to a convolution."""
     weights = translator.constant_of(node.inputs[1])
     attrs: Mapping[str, Any] = node.attrs
     if weights is None or len(weights.shape) != 4:
@@ -96,6 +101,9 @@ def _conv_transpose(translator: OnnxTranslator, node: Node) -> None:
     pads, extra = attrs.get("pads") or (0,) * 4, attrs.get("output_padding") or (0, 0)
     groups = attrs.get("group", 1)
     spans = [(size - 1) * dilation + 1 for size, dilation in zip(weights.shape[2:], dilations, strict=True)]
+    if convolution := _as_convolution(node, weights, spans):
+        _emit_convolution(translator, *convolution)
+        return
     # Pixels that the crop removes at the end; a negative number adds pixels.
     removed = [pads[2 + axis] - extra[axis] for axis in (0, 1)]
     # The product has size * stride + offset pixels.
@@ -121,6 +129,33 @@ def _conv_transpose(translator: OnnxTranslator, node: Node) -> None:
         translator.emit_typed(node, "BiasAdd", [product, bias], NHWC, data_format=b"NHWC")
     else:
         translator.emit_typed(node, "Identity", [product], NHWC)
+
+
+def _as_convolution(node: Node, weights: Tensor, spans: Sequence[int]) -> tuple[Node, Tensor] | None:
+    """Return a transposed convolution with the stride 1 as a convolution of the padded image, and its weights.
+
+        ConvTranspose(x, w, pads)  ==  Conv(x, mirrored w, span - 1 - pads)
+
+    LiteRT has no transposed convolution with dilations. None for other strides, for more padding than the image gets,
+    and for groups of several channels.
+    """
+    attrs: Mapping[str, Any] = node.attrs
+    groups = attrs.get("group", 1)
+    pads = [span - 1 - pad for span, pad in zip((*spans, *spans), attrs.get("pads") or (0,) * 4, strict=True)]
+    has_stride = any(stride != 1 for stride in attrs.get("strides") or ())
+    has_wide_groups = groups > 1 and weights.shape[0] > groups
+    if has_stride or has_wide_groups or min(pads) < 0 or any(attrs.get("output_padding") or ()):
+        return None
+    shape = (weights.shape[1] * groups, weights.shape[0] // groups, *weights.shape[2:])
+    mirrored = Tensor(weights.dtype, shape, partial(_mirror_weights, weights, groups, shape))
+    rest = {name: value for name, value in attrs.items() if name != "auto_pad"}
+    return node.with_(op="Conv", attrs={**rest, "pads": tuple(pads)}), mirrored
+
+
+def _mirror_weights(weights: Tensor, groups: int, shape: tuple[int, ...]) -> Array:
+    """Convert weights (groups * c_in, c_out, h, w) of a transposed convolution to (groups * c_out, c_in, h, w)."""
+    array = weights.array.reshape(groups, -1, *weights.shape[1:])[..., ::-1, ::-1]
+    return np.ascontiguousarray(array.swapaxes(1, 2).reshape(shape))
 
 
 def _transposed_shape(
