@@ -118,13 +118,13 @@ def test_products_of_two_activations_stay_float_if_that_is_nearer(monkeypatch: p
         helper.make_node("MatMul", ["x", "k"], ["a"]),
         helper.make_node("Transpose", ["a"], ["t"], perm=[0, 2, 1]),
         helper.make_node("MatMul", ["a", "t"], ["s"]),
-        helper.make_node("Softmax", ["s"], ["p"]),
+        helper.make_node("Tanh", ["s"], ["p"]),
         helper.make_node("MatMul", ["x", "v"], ["b"]),
         helper.make_node("MatMul", ["p", "b"], ["y"]),
     ]
     infos = [helper.make_tensor_value_info(name, 1, (1, 6, 8)) for name in "xy"]
     model = helper.make_model(
-        helper.make_graph(nodes, "attention", infos[:1], infos[1:], weights),
+        helper.make_graph(nodes, "products", infos[:1], infos[1:], weights),
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=8,
     )

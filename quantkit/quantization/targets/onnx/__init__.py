@@ -12,6 +12,7 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.onnx import from_tensorflow, native
+from quantkit.quantization.targets.onnx.attention import find_attention
 from quantkit.quantization.targets.onnx.blocks import arrange_blocks
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.first_layers import find_first_layers, find_slow_layers
@@ -54,8 +55,9 @@ class OnnxTarget(Target):
         if graph.dialect != self.dialect:
             return {}
         if _fuses_float_ops(runtime):
-            return {node.name: FLOAT_GATE for node in graph.nodes.values() if node.op in GATE_OPS}
-        return find_slow_layers(graph)
+            gates = {node.name: FLOAT_GATE for node in graph.nodes.values() if node.op in GATE_OPS}
+            return gates | find_attention(graph)
+        return find_slow_layers(graph) | find_attention(graph)
 
     def first_layers(self, graph: Graph) -> tuple[str, ...]:
         return find_first_layers(graph) if graph.dialect == self.dialect else ()
