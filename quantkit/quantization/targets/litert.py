@@ -52,6 +52,15 @@ TINY = np.float32(1e-30)
 # concatenations after them, and other values of a concatenation then saturate. It does not quantize sums and products.
 FIXED_RANGE_OPS = frozenset({"Sigmoid", "Softmax", "LogSoftmax", "Tanh"})
 ELEMENTWISE_OPS = ADD_OPS | {"Mul", "Sub"}
+# Ops whose inputs and outputs have the same parameters, by the indices of their data inputs: if an output is quantized,
+# the converter also quantizes the inputs, and with them the other consumers of the inputs.
+FIRST_INPUT_VIEWS = "ExpandDims GatherV2 Pad Reshape Slice SplitV Squeeze StridedSlice Transpose Unpack"
+VIEW_OPS = {
+    **dict.fromkeys(FIRST_INPUT_VIEWS.split(), slice(1)),
+    "ConcatV2": slice(-1),
+    "Pack": slice(None),
+    "Split": slice(1, 2),
+}
 FLOAT = {"T": DType.FLOAT}
 
 Limits = dict[Edge, Range]
@@ -73,7 +82,8 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         limits.update(
             {Edge(node.name): _include_zero(ranges[Edge(name)]) for node in nodes[:-1] if node.op == DEPTHWISE}
         )
-    return _add_fake_quants(_protect_float_ops(_keep_levels(draft.graph(), plan), plan, limits), limits)
+    protected = _protect_float_ops(_keep_levels(draft.graph(), plan), plan, limits)
+    return _add_fake_quants(_separate_views(protected, plan, limits), limits)
 
 
 # Weights
@@ -191,15 +201,50 @@ def _protect_float_ops(graph: Graph, plan: Plan, limits: Limits) -> Graph:
         node = graph[name]
         for edge in node.inputs:
             if edge in protected and edge not in sums:
-                tiny = constant(free_name(graph, f"{edge.node}/{edge.port}/nothing"), TINY)
-                sum_ = Node(
-                    free_name(graph, f"{edge.node}/{edge.port}/float"), "Add", (edge, Edge(tiny.name)), attrs=FLOAT
-                )
+                tiny, sum_ = _add_tiny(graph, edge, "nothing", "float")
                 sums[edge] = Edge(sum_.name)
                 draft.after(edge.node, tiny, sum_)
         if sums.keys() & set(node.inputs):
             draft.replace(name, node.with_(inputs=tuple(sums.get(edge, edge) for edge in node.inputs)))
     return draft.graph()
+
+
+def _add_tiny(graph: Graph, edge: Edge, *suffixes: str) -> tuple[Node, Node]:
+    """Return a constant, and its sum with an edge, with the suffixes of their names."""
+    names = [free_name(graph, f"{edge.node}/{edge.port}/{suffix}") for suffix in suffixes]
+    return constant(names[0], TINY), Node(names[1], "Add", (edge, Edge(names[0])), attrs=FLOAT)
+
+
+def _separate_views(graph: Graph, plan: Plan, limits: Limits) -> Graph:
+    """Return the graph with an op without a range between float tensors with float consumers and quantized views."""
+    names = {edge.node for edge in limits} - find_loop_nodes(graph)
+    views = frozenset(name for name in plan.float_fallbacks if name in names and graph[name].op in VIEW_OPS)
+    sums: dict[Edge, Edge] = {}
+    draft = Draft(graph)
+    for name in sorted(views):
+        view = graph[name]
+        for edge in view.inputs[VIEW_OPS[view.op]]:
+            is_float = edge not in limits and edge not in sums and graph.constant_of(edge) is None
+            if is_float and _has_float_consumers(graph, edge, views):
+                tiny, sum_ = _add_tiny(graph, edge, "zero", "viewed")
+                sums[edge] = Edge(sum_.name)
+                draft.after(edge.node, tiny, sum_)
+        if sums.keys() & set(view.inputs):
+            draft.replace(name, view.with_(inputs=tuple(sums.get(edge, edge) for edge in view.inputs)))
+    return draft.graph()
+
+
+def _has_float_consumers(graph: Graph, edge: Edge, views: frozenset[str]) -> bool:
+    """Return True if a node other than ``views`` uses a tensor, or a tensor whose views the tensor consists of."""
+    if edge in graph.outputs or any(use.node.name not in views for use in graph.node_uses.get(edge.node, ())):
+        return True
+    producer = graph[edge.node]
+    inputs = producer.inputs[VIEW_OPS[producer.op]] if producer.op in VIEW_OPS else ()
+    return any(
+        _has_float_consumers(graph, source, views | {producer.name})
+        for source in inputs
+        if graph.constant_of(source) is None
+    )
 
 
 def _fixed_ranges(graph: Graph, plan: Plan) -> set[Edge]:

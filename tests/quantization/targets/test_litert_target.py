@@ -240,6 +240,31 @@ def test_values_next_to_a_sigmoid_do_not_saturate() -> None:
 
 @needs_runtimes
 @pytest.mark.engine
+def test_a_float_tensor_with_a_quantized_view_stays_float() -> None:
+    """LiteRT has no int8 scatter."""
+    graph = Graph.of(
+        [
+            Node("x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape((1, SIZE, SIZE, 3))}),
+            *layer("first", "x", (1, 1, 3, 4)),
+            node("state", "Exp", "first"),
+            constant("order", np.int32([0, 2, 1, 3])),
+            node("turned", "Transpose", "state", "order", Tperm=DType.INT32),
+            *layer("last", "turned", (1, 1, 4, 4)),
+            constant("cache", random(2, SIZE, SIZE, 4)),
+            constant("index", np.int32([[1]])),
+            node("scattered", "TensorScatterUpdate", "cache", "index", "state", Tindices=DType.INT32),
+            node("y", "AddV2", "scattered", "last"),
+        ],
+        ["x"],
+        ["y"],
+    )
+    quantized = quantize(graph)
+    assert litert_ops(quantized)["CONV_2D"] == 2
+    np.testing.assert_allclose(run(quantized, "litert"), run(quantized, "tensorflow"), atol=0.05)
+
+
+@needs_runtimes
+@pytest.mark.engine
 def test_an_output_layer_is_int8() -> None:
     graph = network().with_endpoints(None, ["logits"])
     quantized = quantize(graph)
