@@ -7,6 +7,7 @@ the weights have a scale per output channel.
 import re
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, digest, prune
 from quantkit.convert.litert_channels import find_unknown_channels, state_channels
 from quantkit.convert.litert_erf import replace_error_functions
+from quantkit.convert.litert_lists import flatten_lists
 from quantkit.convert.litert_loops import copy_exchanged_variables
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.formats import tflite
@@ -25,10 +27,12 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 
 # Version of the code around the converter; it is part of the cache key and grows with each change of that code.
-EDITION = 2
+EDITION = 3
 # Constants of fewer elements are not weights, but for example axes and sizes.
 MIN_WEIGHTS = 256
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
+# Beginning of the converter's error for a function that TensorFlow's context contains twice.
+DUPLICATE = "duplicate function"
 _HINT = "use --runtime tensorflow, or --target onnx or tensorflow"
 _LIST_HINT = "export the model with TensorFlow 2 or tf.compat.v1.enable_control_flow_v2(), or use --target onnx"
 
@@ -143,27 +147,65 @@ def _convert_cached(graph: Graph, *, small_weights: bool) -> bytes:
 
 def _convert(graph: Graph, small_weights: bool) -> tuple[bytes, str]:
     """Return the model, and the reason if the conversion fails."""
-    tf = tensorflow.import_tensorflow()
+    tensorflow.import_tensorflow()
     suffix = f"_{digest(graph, ())[:8]}"
-    graph = copy_exchanged_variables(graph)
+    graph = flatten_lists(copy_exchanged_variables(graph))
     with tensorflow.suppress_log():
         function = _import(graph, suffix)
         unknown = find_unknown_channels(function.graph, graph)
         if unknown:
-            function = _import(state_channels(graph, unknown), suffix)
+            graph = state_channels(graph, unknown)
+            function = _import(graph, suffix)
         inputs, outputs = (
             [tensorflow.find_tensor(function.graph, edge) for edge in dict.fromkeys(edges)]
             for edges in (graph.inputs, graph.outputs)
         )
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([function.prune(inputs, outputs)])
-        if small_weights or FAKE_QUANT in graph.op_counts:
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return converter.convert(), ""
-        except Exception as error:  # the classes of its errors are not public
-            return b"", _describe_failure(str(error))
+        data, reason = _run_converter(function.prune(inputs, outputs), graph, small_weights=small_weights)
+        if DUPLICATE in reason:
+            single = _import_once(graph, inputs, f"{suffix}_once")
+            data, reason = _run_converter(single, graph, small_weights=small_weights)
+            data = _add_signature(graph, data) if data else data
+        return data, reason
+
+
+def _run_converter(function: Any, graph: Graph, *, small_weights: bool) -> tuple[bytes, str]:
+    """Return the model of a concrete function of a graph, and the reason if the conversion fails."""
+    tf = tensorflow.import_tensorflow()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
+    if small_weights or FAKE_QUANT in graph.op_counts:
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return converter.convert(), ""
+    except Exception as error:  # the classes of its errors are not public
+        return b"", _describe_failure(str(error))
+
+
+def _import_once(graph: Graph, inputs: Sequence[Any], suffix: str) -> Any:
+    """Return the graph as a concrete function from its inputs to its outputs.
+
+    `_import` and its ``prune`` register the functions of the graph twice. The converter replaces the functions that its
+    optimizer changes, and cannot replace both.
+
+    Args:
+        graph: TensorFlow graph.
+        inputs: tensors of its inputs.
+        suffix: end of the names of its functions in this process.
+    """
+    tf = tensorflow.import_tensorflow()
+    message = tensorflow.graph_def(graph)
+    _rename_functions(message, suffix)
+    names, results = (
+        [f"{edge.node}:{edge.port}" for edge in dict.fromkeys(edges)] for edges in (graph.inputs, graph.outputs)
+    )
+
+    def run(*arguments: Any) -> Any:
+        sources = dict(zip(names, arguments, strict=True))
+        return tf.graph_util.import_graph_def(message, input_map=sources, return_elements=results, name="")
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype, name=tensor.op.name) for tensor in inputs]
+    return tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
 
 
 def _import(graph: Graph, suffix: str) -> Any:
