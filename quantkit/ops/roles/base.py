@@ -23,6 +23,7 @@ class Roles(ABC):
         pass_through_ops: ops that compute on quantized values without weights.
         elementwise_ops: pass-through ops with quantization parameters of their own for each input and the output.
         selection_ops: pass-through ops that select a part of their input, whose range may be smaller.
+        non_growing_ops: pass-through ops with at most as many output as input values, which are float after float ops.
         activation_ops: op types of `is_activation`; their outputs are never negative.
         nonnegative_ops: other op types whose outputs are never negative.
         amplifying_ops: ops that turn small errors of small values into large ones.
@@ -41,6 +42,7 @@ class Roles(ABC):
     pass_through_ops: frozenset[str]
     elementwise_ops: frozenset[str]
     selection_ops: frozenset[str]
+    non_growing_ops: frozenset[str]
     activation_ops: frozenset[str]
     nonnegative_ops: frozenset[str]
     amplifying_ops: frozenset[str]

@@ -34,6 +34,7 @@ class TensorFlowRoles(Roles):
     pass_through_ops = PASS_THROUGH_OPS
     elementwise_ops = frozenset()
     selection_ops = frozenset()
+    non_growing_ops = frozenset()
     activation_ops = FUSED_ACTIVATION_OPS
     nonnegative_ops = frozenset({"Sigmoid", "Softmax"})
     amplifying_ops = frozenset()

@@ -82,6 +82,8 @@ class NodeAnnotation:
                 self.reasons[node.name] = "the input is float"
             elif node.op in self.roles.selection_ops and inputs[0].node not in int8_nodes:
                 self.reasons[node.name] = "the input is float, and may have a wider range than this part"
+            elif node.op in self.roles.non_growing_ops and inputs[0].node not in int8_nodes | needed:
+                self.reasons[node.name] = "the input is float, and the output has no more values to quantize"
             elif node.op in self.roles.elementwise_ops and not int8_nodes.issuperset(edge.node for edge in inputs):
                 self.reasons[node.name] = "an input is float"
             elif reason := self.facts.missing_kernel(node):

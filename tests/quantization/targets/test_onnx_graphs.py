@@ -372,9 +372,21 @@ def test_second_operand_of_a_product_is_signed() -> None:
     plan = annotate(load(network.model(y)))
     assert {str(edge): str(spec) for edge, spec in plan.activations.items()} == {
         "x": "quint8 affine",
-        "tanh_0": "qint8 symmetric",
         key: "qint8 symmetric",
     }
+    assert key in plan.float_fallbacks, "the transposition of a float tensor is float"
+
+
+@pytest.mark.parametrize("has_other_consumer", [False, True])
+def test_pool_of_a_float_tensor_is_float(has_other_consumer: bool) -> None:
+    """Its output has fewer values to quantize, unless an int8 layer needs the input as well."""
+    network = Network(*IMAGE)
+    x = network.add("Tanh", "x", name="float")
+    y = network.conv(network.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2], name="pool"))
+    outputs = [y, network.conv(x)] if has_other_consumer else [y]
+    plan = annotate(load(network.model(*outputs)))
+    assert (Edge("float") in plan.activations) == has_other_consumer
+    assert plan.pass_through == (("pool",) if has_other_consumer else ())
 
 
 def test_residual_of_convolutions(tmp_path: Path) -> None:
