@@ -118,7 +118,7 @@ def _convert_gated(graph: Graph, options: Options, scheme: Scheme) -> Graph:
         return graph
     with suppress(UnavailableError):
         converted, _ = run_recipe(_choose_native_recipe(Options()), tensorflow_to_onnx.convert(graph))
-        return _choose_planned(prepare(converted, scheme), graph, options)
+        return _choose_planned(_prepare_natively(converted, options, scheme), graph, options)
     return graph
 
 
