@@ -172,3 +172,15 @@ def test_macs_of_recurrent_layers(op: str, size: int, steps: str, count: int | N
     y = {op}(x, w, r, direction="bidirectional", hidden_size=4)
     """)
     assert count_macs(graph["y"], infer_shapes(graph)) == count
+
+
+def test_the_rank_of_an_expansion_to_unknown_sizes_is_known() -> None:
+    graph = from_text("""
+        dialect: onnx
+        inputs: x, sizes
+        outputs: y
+        x = Placeholder[5x1]()
+        sizes = Placeholder[3](dtype=int64)
+        y = Expand(x, sizes)
+    """)
+    assert infer(graph)[0][Edge("y")] == Shape((None, 5, None))

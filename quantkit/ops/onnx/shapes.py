@@ -398,7 +398,10 @@ def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
 
 @RULES.rule("Expand")
 def _expand(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return _broadcast(node, [shapes[0], Shape(tuple(int(size) for size in constants[1].array))], {})
+    if 1 in constants:
+        return _broadcast(node, [shapes[0], Shape(tuple(int(size) for size in constants[1].array))], {})
+    (rank,) = dims_of(shapes[1])
+    return [UNKNOWN] if rank is None else _broadcast(node, [shapes[0], Shape((None,) * rank)], {})
 
 
 @RULES.rule("Tile")
