@@ -1,6 +1,7 @@
 """Latency of a quantized file and of the float model, in each runtime of the target that is installed."""
 
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +18,8 @@ from quantkit.convert.to_litert import to_litert
 from quantkit.convert.to_onnx import to_onnx_graph
 from quantkit.errors import FallbackWarning, QuantkitError, UnavailableError
 from quantkit.formats import onnx
+from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Shape
 from quantkit.progress import OnProgress
 from quantkit.quantization.report import Latency
 from quantkit.quantization.report.census import FLOAT, INT8
@@ -33,7 +36,12 @@ WARMUP_RUNS = 2
 
 
 def measure_latency(
-    conversion: Conversion, file: Path, runs: int | None, folder: Path, on_progress: OnProgress
+    conversion: Conversion,
+    file: Path,
+    runs: int | None,
+    folder: Path,
+    on_progress: OnProgress,
+    samples: Mapping[str, tuple[int, ...]],
 ) -> Latency:
     """Measure the quantized file in each runtime of its target, and the float model in these and its fastest runtime.
 
@@ -43,13 +51,15 @@ def measure_latency(
         runs: samples of each model; 0 for no measurement, None until the comparison is clear.
         folder: for the float model's file.
         on_progress: receives the progress.
+        samples: shape of each input in a sample, for inputs with dynamic sizes.
     """
     if runs == 0:
         return Latency(skipped="--runs is 0")
     warmup = None if runs is None else WARMUP_RUNS
     floats, quantized = _float_candidates(conversion, folder), _int8_candidates(conversion, file)
     converted = _FloatFiles(conversion, folder)
-    candidates = [*map(converted.convert, floats), *quantized]
+    shapes = _dynamic_shapes(conversion.graph, samples)
+    candidates = [_with_shapes(each, shapes) for each in (*map(converted.convert, floats), *quantized)]
 
     def select(result: Benchmark) -> list[BenchmarkRow]:
         """Return the rows that the report states, and after that those of the speed-ups that are not clear yet."""
@@ -85,6 +95,20 @@ def measure_latency(
     with suppress(UnavailableError):
         return replace(latency, profile=profile_candidates(fastest_pair, on_progress=on_progress))
     return latency
+
+
+def _dynamic_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a sample for the inputs with unknown sizes other than the batch."""
+    shapes = {str(edge): graph[edge.node].attrs.get("shape") for edge in graph.inputs}
+    return {
+        name: samples[name]
+        for name, shape in shapes.items()
+        if name in samples and not (isinstance(shape, Shape) and shape.dims and None not in shape.dims[1:])
+    }
+
+
+def _with_shapes(candidate: Candidate, shapes: Mapping[str, tuple[int, ...]]) -> Candidate:
+    return replace(candidate, settings=replace(candidate.settings, input_shapes=shapes)) if shapes else candidate
 
 
 def _unclear_rows(latency: Latency) -> list[BenchmarkRow]:

@@ -285,7 +285,7 @@ def _write_and_measure(
         report = _report(model, conversion, replace(accuracy, doubts=doubts), fallback, file, options, samples)
         if conversion.plan.scheme.weights_only:
             report = replace(report, preprocessing=reference.preprocessing)
-        latency = measure_latency(conversion, file, options.runs, folder, options.on_progress)
+        latency = measure_latency(conversion, file, options.runs, folder, options.on_progress, samples)
         report = replace(report, latency=latency)
     return replace(report, next_step=recommend(report, Commands.of(model.name, conversion.target, options)))
 

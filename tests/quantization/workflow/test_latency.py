@@ -4,10 +4,11 @@ import pytest
 from measurements import make_latency
 
 import quantkit as qk
+from quantkit.ir.text import from_text
 from quantkit.quantization import Plan, Ranges, annotate
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.latency import _float_candidates, _FloatFiles, _unclear_rows
+from quantkit.quantization.workflow.latency import _dynamic_shapes, _float_candidates, _FloatFiles, _unclear_rows
 from quantkit.runtimes import REFERENCE, find_runtime
 
 
@@ -45,3 +46,11 @@ def test_the_float_model_is_converted_once_for_each_format(tmp_path: Path) -> No
     assert REFERENCE not in paths
     with qk.open_session(candidates["openvino"].path, "openvino") as session:
         assert [info.name for info in session.inputs] == [str(edge) for edge in graph.inputs]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shapes"), [("?x8x8x3", {}), ("?x?x?x3", {"x": (1, 8, 8, 3)}), ("<*>", {"x": (1, 8, 8, 3)})]
+)
+def test_dynamic_inputs_have_the_shape_of_a_sample(sizes: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    graph = from_text(f"inputs: x\noutputs: y\nx = Placeholder[{sizes}](dtype=float)\ny = Relu(x)")
+    assert _dynamic_shapes(graph, {"x": (1, 8, 8, 3)}) == shapes
