@@ -86,6 +86,18 @@ def test_a_product_of_unknown_sizes_is_unknown() -> None:
     assert shapes[Edge("y")] == Shape((None, 8))
 
 
+def test_an_expansion_to_computed_sizes_has_their_number_of_dimensions() -> None:
+    graph = from_text("""
+        dialect: onnx
+        inputs: x, sizes
+        outputs: y
+        x = Placeholder[?x1x8]()
+        sizes = Placeholder[4](dtype=int64)
+        y = Expand(x, sizes)
+    """)
+    assert infer_shapes(graph)[Edge("y")] == Shape((None, None, None, 8))
+
+
 def test_fixed_sizes_fix_all_others() -> None:
     shapes = infer_shapes(from_text(CHAIN.replace("?x3x4x5", "2x3x4x5")))
     assert shapes[Edge("y")] == Shape((2, 12, 5))

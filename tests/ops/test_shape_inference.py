@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from quantkit.ir.graph import Edge
+from quantkit.ir.tensor import Shape
 from quantkit.ir.text import from_text
 from quantkit.ops.macs import count_macs
 from quantkit.ops.shape_inference import infer_shapes
@@ -143,6 +144,24 @@ def test_unknown_sizes_stay_unknown() -> None:
     assert shapes[Edge("sizes")].sizes == (2,)
     assert shapes[Edge("y")].dims == (None, 4)
     assert shapes[Edge("rank")].sizes == ()
+
+
+def test_computed_sizes_leave_the_rank_known() -> None:
+    graph = from_text("""
+        inputs: x, n, sizes
+        outputs: y, z
+        x = Placeholder[2x512]()
+        n = Placeholder[2](dtype=int64)
+        sizes = Placeholder[3](dtype=int64)
+        zero = Const[int64]([0, 0])
+        one = Const[int64]([1, 1])
+        y = StridedSlice(x, zero, n, one, T=float, Index=int64, begin_mask=1, end_mask=1)
+        args = BroadcastArgs(n, sizes, T=int64)
+        z = BroadcastTo(y, args, T=float, Tidx=int64)
+    """)
+    shapes = infer_shapes(graph)
+    assert shapes[Edge("y")] == Shape((2, None))
+    assert shapes[Edge("z")] == Shape((None, None, None))
 
 
 def test_a_node_without_its_inputs_has_no_shape() -> None:

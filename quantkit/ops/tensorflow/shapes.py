@@ -145,12 +145,43 @@ def _conv3d(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
     "BroadcastTo Conv2DBackpropInput Conv3DBackpropInputV2 Fill RandomStandardNormal RandomUniform TruncatedNormal"
 )
 def _shape_from_input(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    sizes = constants[1 if node.op == "BroadcastTo" else 0]
-    return [Shape(tuple(int(size) for size in sizes.array))]
+    slot = 1 if node.op == "BroadcastTo" else 0
+    if slot in constants:
+        return [Shape(tuple(int(size) for size in constants[slot].array))]
+    (rank,) = dims_of(shapes[slot])
+    return [UNKNOWN if rank is None else Shape((None,) * rank)]
+
+
+@RULES.rule("BroadcastArgs")
+def _broadcast_args(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    ranks = [rank for shape in shapes for rank in dims_of(shape)]
+    return [Shape((None if None in ranks else max(rank or 0 for rank in ranks),))]
+
+
+@RULES.rule("Range")
+def _number_sequence(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [Shape((None,))]
+
+
+def _slice_by_computed_limits(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Shape:
+    """Return the shape of a slice whose limits are not all constant; axes without limits keep their sizes."""
+    begin_mask: Any = node.attrs.get("begin_mask", 0)
+    end_mask: Any = node.attrs.get("end_mask", 0)
+    if any(node.attrs.get(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")):
+        return UNKNOWN
+    dims = list(dims_of(shapes[0]))
+    (count,) = dims_of(shapes[1])
+    steps = constants[3].array.tolist() if 3 in constants else []
+    for axis in range(len(dims) if count is None else count):
+        is_whole = (begin_mask & end_mask) >> axis & 1 and steps[axis : axis + 1] == [1]
+        dims[axis] = dims[axis] if is_whole else None
+    return Shape(dims)
 
 
 @RULES.rule("Slice StridedSlice")
 def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    if not constants.keys() >= set(range(1, len(shapes))):
+        return [_slice_by_computed_limits(node, shapes, constants)]
     arguments = [constants[slot].array for slot in range(1, len(shapes))]
     outputs = []
     for unknown in UNKNOWN_SIZES if None in dims_of(shapes[0]) else (0,):

@@ -39,10 +39,11 @@ def flatten_products(graph: Graph) -> Outcome:
 
     Options: none.
 
-    An Einsum of this kind is replaced, too, with sizes that are computed if more than one is unknown.
+    An Einsum of this kind is replaced, too. If more than one size of the result is unknown, for example
+    the number and the length of sequences, the sizes are computed.
 
     Skips if the other factor is computed, is a graph input or is more than one matrix, if x is a
-    matrix or is transposed, or if more than one size of the result of a BatchMatMul is unknown.
+    matrix or is transposed, or if the rank of the result of a BatchMatMul is unknown.
 
     Example:
         flatten_products
@@ -74,12 +75,14 @@ def _flatten(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Nod
     dims, source_dims = (shapes.get(edge, UNKNOWN).dims for edge in (Edge(root.name), source))
     if root.attrs.get("adj_x") or (source_dims is not None and len(source_dims) < 3):
         return Skip(f"{source} is {'transposed' if root.attrs.get('adj_x') else 'already a single matrix'}")
-    if dims is None or dims.count(None) > 1 or 0 in dims:
-        return Skip("more than one size of the result is unknown")
+    if dims is None:
+        return Skip("the rank of the result is unknown")
+    if 0 in dims:
+        return Skip("the result is empty")
     is_transposed = bool(root.attrs.get("adj_y"))
-    depth = value.shape[1 if is_transposed else 0]
+    depth, columns = value.shape[::-1] if is_transposed else value.shape
     rows = _integers(graph, f"{root.name}/rows", (-1, depth))
-    sizes = _integers(graph, f"{root.name}/sizes", tuple(-1 if size is None else size for size in dims))
+    sizes = _sizes(graph, root.name, source, dims[:-1], (columns,), value.dtype)
     flat = _reshape(free_name(graph, f"{root.name}/flat"), source, rows.name, value.dtype)
     product = Node(
         free_name(graph, f"{root.name}/product"),
@@ -87,7 +90,7 @@ def _flatten(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Nod
         (Edge(flat.name), weights),
         attrs={"T": value.dtype, "transpose_a": False, "transpose_b": is_transposed},
     )
-    return [rows, sizes, flat, product, _reshape(root.name, Edge(product.name), sizes.name, value.dtype)]
+    return [rows, *sizes, flat, product, _reshape(root.name, Edge(product.name), sizes[-1].name, value.dtype)]
 
 
 def _flatten_einsum(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:

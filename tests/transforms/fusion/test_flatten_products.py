@@ -8,6 +8,7 @@ from rewritten_graphs import check_exact_transform, check_linear_work, placehold
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text
+from quantkit.runtimes.reference import RUNTIME as REFERENCE
 from quantkit.transforms.cleanup.simplify_arithmetic import simplify_arithmetic
 from quantkit.transforms.folding.fold_biases import fold_biases
 from quantkit.transforms.fusion.flatten_products import flatten_products
@@ -51,6 +52,24 @@ def test_dynamic_batch_is_the_unknown_size_of_reshape() -> None:
     flat = flatten_products(graph)
     assert flat["y/product"].op == "MatMul"
     assert flat["y/sizes"].value.array.tolist() == [-1, 20, 4]
+
+
+def test_two_unknown_sizes_are_computed() -> None:
+    """The number and the length of sequences are unknown."""
+    graph = from_text(
+        """
+        inputs: x
+        outputs: y
+        x = Placeholder[<?x?x16>]()
+        w = Const[16x4]()
+        y = BatchMatMulV2(x, w, T=float)
+        """
+    )
+    flat = flatten_products(graph)
+    assert flat["y/product"].op == "MatMul"
+    feeds = {"x": np.ones((2, 3, 16), np.float32)}
+    for name, expected in REFERENCE.open(graph).run(feeds).items():
+        np.testing.assert_allclose(REFERENCE.open(flat).run(feeds)[name], expected, rtol=1e-6)
 
 
 def test_biases_follow_their_products() -> None:
