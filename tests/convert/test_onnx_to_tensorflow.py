@@ -246,6 +246,14 @@ def test_names_are_valid_in_tensorflow() -> None:
     assert len(converted) == 3
 
 
+def test_all_outputs_of_a_node_keep_their_names() -> None:
+    split = node("first", "Split", "x", axis=1, **{onnx.OUTPUTS: (b"first", b"second")})
+    graph = graph_of(ROWS[:, :4], [split], {}).with_endpoints(None, ["first", "first:1"])
+    converted = convert(graph)
+    assert [str(edge) for edge in converted.outputs] == ["first", "second"]
+    assert all(not converted.node_uses.get(edge.node) for edge in converted.outputs)
+
+
 def test_round_trip_adds_no_transposes() -> None:
     before = rewrite(qk.load("digits").graph, "strip_unused_nodes fold_constants fold_old_batch_norms fold_batch_norms")
     after = as_tensorflow(tensorflow_to_onnx.convert(before))

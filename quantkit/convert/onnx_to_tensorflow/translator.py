@@ -73,14 +73,18 @@ class OnnxTranslator:
     functions: dict[str, Function[Graph]] = field(default_factory=dict)
     failures: dict[str, tuple[str, str]] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
+    _multiple_outputs: set[str] = field(default_factory=set)  # nodes with graph outputs of several names
     _known_shapes: dict[Edge, Shape] = field(init=False)
 
     def __post_init__(self) -> None:
         self._known_shapes = {edge: shape for edge, (_, shape) in onnx.value_infos(self.graph).items()}
         self.shapes, self._sizes = infer(self.graph, self._known_shapes)
         self.onnx_types = infer_types(self.graph)
-        for edge in (*self.graph.inputs, *self.graph.outputs):  # first, to keep the names of inputs and outputs
+        for edge in self.graph.inputs:  # first, to keep the names of inputs and outputs
             self.name(edge.node)
+        for edge in self.graph.outputs:
+            if self._output_name(edge) is not None and edge.port:
+                self._multiple_outputs.add(edge.node)
 
     def translate(self) -> Graph:
         graph = self.graph
@@ -118,12 +122,17 @@ class OnnxTranslator:
     def _add_output(self, edge: Edge) -> Edge:
         """Return the value of a graph output under the name of the output."""
         value = self.plain(edge)
-        name = self.name(edge.node)
-        if edge.port or value == Edge(name):
+        name = self._output_name(edge)
+        if name is None or value == Edge(name):
             return value
         return self.add_node(name, "Identity", [value], T=self.types[value])
 
     # Names
+
+    def _output_name(self, edge: Edge) -> str | None:
+        """Return the TensorFlow name of a graph output; None for a further output of a node without an own name."""
+        name = onnx.value_name(self.graph[edge.node], edge.port)
+        return None if edge.port and name == str(edge) else self.name(name)
 
     def name(self, value: str) -> str:
         """Return the TensorFlow name of a value; characters that TensorFlow rejects are replaced."""
@@ -297,6 +306,8 @@ class OnnxTranslator:
         edge = Edge(node.name)
         is_own = layout == PLAIN or edge not in self.graph.outputs
         name = self.name(node.name) if is_own else f"{self.name(node.name)}/nhwc"
+        if node.name in self._multiple_outputs:
+            name = f"{name}/outputs"  # each graph output becomes an Identity with its name
         self.values[edge, layout] = self.add_node(name, op, inputs, **attrs)
         return self.values[edge, layout]
 
