@@ -13,8 +13,8 @@ from quantkit.ir.tensor import DType
 from quantkit.ops.onnx.types import DTYPES
 
 INT64 = DType.INT64
-# Slices with this end, or with a greater one, have no limit.
-NO_LIMIT = np.iinfo(np.int32).max
+# Exporters write this end, or a greater one, for slices without a limit: no axis is longer.
+NO_LIMIT = 1_000_000_000
 
 
 @converts("Cast")
