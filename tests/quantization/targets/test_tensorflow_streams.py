@@ -5,7 +5,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Range, Ranges, Scheme, annotate
 from quantkit.quantization.targets.tensorflow import convert
-from quantkit.quantization.targets.tensorflow.streams import add_streams
+from quantkit.quantization.targets.tensorflow.streams import add_streams, schedule_for_two_threads
 from quantkit.runtimes.tensorflow import RUNTIME
 
 
@@ -69,6 +69,19 @@ def test_free_nodes_get_no_control_dependencies() -> None:
     ordered = add_streams(diamond(), {"short": 1.0, "longer": 5.0}, count=1)
     assert ordered["short"].controls == ("longer",)
     assert not ordered["long"].controls
+
+
+def test_sizes_are_in_no_stream() -> None:
+    nodes = [
+        Node("n", "Placeholder", attrs={"dtype": DType.INT32, "shape": Shape((1,))}),
+        constant("axis", np.int32(0)),
+        *(
+            Node(name, "ConcatV2", (Edge("n"), Edge("n"), Edge("axis")), attrs={"T": DType.INT32, "N": 2})
+            for name in ("first", "second", "third")
+        ),
+    ]
+    ordered = schedule_for_two_threads(Graph.of(nodes, ["n"], ["first", "second", "third"]), {})
+    assert not any(node.controls for node in ordered.nodes.values())
 
 
 @pytest.mark.engine

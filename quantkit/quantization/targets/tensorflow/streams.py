@@ -17,6 +17,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.ops.size_evaluation import INTEGERS
 from quantkit.ops.tensorflow.frames import find_loop_nodes, without_back_edges
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.targets.tensorflow.halves import CONCAT_ATTRS, CONVOLUTION, split_rows
@@ -145,12 +146,13 @@ def _replace_by_halves(graph: Graph, name: str, nodes: dict[str, Node]) -> list[
 def _costs(graph: Graph, shapes: Mapping[str, Shape]) -> Iterator[tuple[str, float]]:
     """Yield the estimated microseconds of each node; nodes of unknown size cost only their start.
 
-    Nodes of while loops have no cost: a control dependency must not connect a loop with the nodes outside.
+    Nodes of while loops have no cost: a control dependency must not connect a loop with the nodes outside. Shape
+    arithmetic has no cost: TensorFlow's constant folding breaks a Concat of sizes that has a control dependency.
     """
     loop_nodes = find_loop_nodes(graph)
     for node in graph.nodes.values():
         kind = next((kind for kind in _SPEEDS if kind in node.op), None)
-        if kind is None or node.name in loop_nodes:
+        if kind is None or node.name in loop_nodes or node.attrs.get("T") in INTEGERS:
             continue
         size = _num_elements(shapes, node.name)
         if kind in ("Conv2D", "MatMul", "DepthwiseConv2D"):
