@@ -26,7 +26,8 @@ from quantkit.data.images import read_bytes
 from quantkit.data.zipped_rows import ZippedRows
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.tfrecord import Features, parse_example, read_record
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, Shape
+from quantkit.ops.shape_rules import join_shapes
 
 # Features of a tf.train.Example that hold its encoded image.
 IMAGE_FEATURES = ("image/encoded", "image")
@@ -118,6 +119,10 @@ class Dataset(ABC):
     @abstractmethod
     def example(self, rank: int | None = None) -> Mapping[str, Array]:
         """Return the arrays of the first sample by name; empty for images."""
+
+    def shapes(self, rank: int | None = None) -> Mapping[str, Shape]:
+        """Return the shape of each array of a sample by name; sizes that differ between the samples are unknown."""
+        return {name: Shape(array.shape) for name, array in self.example(rank).items()}
 
     @abstractmethod
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
@@ -306,6 +311,16 @@ class StreamDataset(Dataset):
     def example(self, rank: int | None = None) -> Mapping[str, Array]:
         sample = next(self._samples(iter([self._first_element]), rank), None)
         return (sample.arrays if sample else None) or {}
+
+    def shapes(self, rank: int | None = None) -> Mapping[str, Shape]:
+        shapes = dict(super().shapes(rank))
+        if isinstance(self.open, OneTimeStream):  # only its first element can be read again
+            return shapes
+        for sample in self.read(rank):
+            arrays = sample.arrays or {}
+            for name in shapes.keys() & arrays.keys():
+                shapes[name] = join_shapes(shapes[name], Shape(arrays[name].shape))
+        return shapes
 
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
         left = None if self.limit is None else max(self.limit - skip, 0)

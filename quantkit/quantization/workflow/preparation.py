@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.data import Dataset
 from quantkit.data.inference import find_origin, infer_preprocessing
 from quantkit.data.inputs import ImageInput, takes_images
-from quantkit.data.pipeline import with_pixel_size
+from quantkit.data.pipeline import has_batch_axis, with_pixel_size
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ir.tensor import DType, Shape
 from quantkit.model import Model, as_model
 from quantkit.model.endpoints import choose_endpoints
 from quantkit.ops.roles import find_roles
@@ -37,6 +37,7 @@ from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.registry import REGISTRY, names_for
 from quantkit.zoo.cards import list_cards
 
+Item = TypeVar("Item")
 # Dimensions of a batch of images.
 IMAGE_RANK = 4
 # Range of the images of a uint8 input.
@@ -87,7 +88,9 @@ def prepare_float_graph(
         model = _find_card(model, model.graph)
         graph, _ = run_recipe(_choose_native_recipe(options), model.graph)
         return model, _prepare_natively(graph, options, scheme), {}
-    model, graph = _recognize(model, as_tensorflow(model.graph), options)
+    # An ONNX graph gets its sizes first: which branch of an If computes can depend on them.
+    sized = _fix_sizes(model, model.graph, options, data)
+    model, graph = _recognize(model, as_tensorflow(sized), options)
     graph = _fix_sizes(model, graph, options, data)
     graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
     graph, trained = extract_ranges(graph)
@@ -206,19 +209,23 @@ def _find_card(model: Model, graph: Graph) -> Model:
 
 
 def _fix_sizes(model: Model, graph: Graph, options: Options, data: Dataset | None) -> Graph:
-    """Return the graph with the data's sizes in place of unknown input sizes: padding depends on them."""
+    """Return the graph with the data's sizes in place of unknown input sizes: padding depends on them.
+
+    A size that differs between the samples stays unknown, for example the length of a sequence.
+    """
     nodes = dict(graph.nodes)
+    has_batch = has_batch_axis(tuple(_tensor_infos(graph, *graph.inputs)))
     for edge in graph.inputs:
         shape = graph[edge.node].attrs.get("shape")
-        if not isinstance(shape, Shape) or (shape.dims is not None and None not in shape.dims[1:]):
+        if not isinstance(shape, Shape) or (shape.dims is not None and None not in shape.dims[has_batch:]):
             continue
         if shape.dims is None:
             shape = Shape((None,) * _find_rank(str(edge), data))
-        sizes = _sample_sizes(model, TensorInfo(str(edge), DType.FLOAT, shape), options, data)
-        batch, *rest = shape.dims or (None,)
-        dims = [dim or size for dim, size in zip(rest, sizes, strict=False)]
-        if shape.dims and len(dims) == len(rest) and None not in dims:
-            fixed = Shape((batch, *dims))
+        info = TensorInfo(str(edge), DType.FLOAT, shape)
+        sizes = _sample_sizes(model, info, options, data, has_batch=has_batch)
+        batch, rest = (shape.dims or (None,))[:has_batch], (shape.dims or ())[has_batch:]
+        fixed = Shape((*batch, *(dim or size for dim, size in zip(rest, sizes, strict=False))))
+        if len(sizes) == len(rest) and fixed != graph[edge.node].attrs["shape"]:
             nodes[edge.node] = graph[edge.node].with_attrs(shape=fixed)
             options.on_message(
                 f"input {str(edge)!r} has no fixed size: it is quantized for {fixed} (--input-width, --input-height)"
@@ -234,18 +241,22 @@ def _find_rank(name: str, data: Dataset | None) -> int:
     return IMAGE_RANK if data.holds_images else 0 if row is None else row.ndim + 1
 
 
-def _find_row(rows: Mapping[str, Array], name: str) -> Array | None:
-    """Return the array of an input in a sample; a single array may have any name."""
+def _find_row(rows: Mapping[str, Item], name: str) -> Item | None:
+    """Return the array of an input in a sample, or its shape; a single array may have any name."""
     return rows.get(name, next(iter(rows.values())) if len(rows) == 1 else None)
 
 
-def _sample_sizes(model: Model, info: TensorInfo, options: Options, data: Dataset | None) -> tuple[int | None, ...]:
-    """Return the dimensions of one sample of an input; empty if they cannot be determined."""
+def _sample_sizes(
+    model: Model, info: TensorInfo, options: Options, data: Dataset | None, *, has_batch: bool
+) -> tuple[int | None, ...]:
+    """Return the dimensions of the samples of an input; empty if they cannot be determined."""
     dims, stated = info.shape.dims or (), options.preprocessing
-    rows = {} if data is None else data.example(len(dims))
-    row = _find_row(rows, info.name)
-    if row is not None and (row.dtype != np.uint8 or not takes_images(info)):
-        return row.shape if Shape(dims[1:]).accepts(row.shape) else ()
+    rank = len(dims) if has_batch else 0
+    row = _find_row({} if data is None else data.example(rank), info.name)
+    if data is not None and row is not None and (row.dtype != np.uint8 or not takes_images(info)):
+        shape = _find_row(data.shapes(rank), info.name)
+        is_accepted = Shape(dims[has_batch:]).accepts(row.shape)
+        return shape.dims or () if shape is not None and is_accepted else ()
     if not takes_images(info) or len(dims) != 4 or (data is None and stated.height is None):
         return ()
     basis = model.card or model.find_scaling(info.name)

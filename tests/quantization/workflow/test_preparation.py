@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 import quantkit as qk
+from quantkit.data import as_dataset
 from quantkit.ir.graph import Graph
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, Shape
 from quantkit.ir.text import from_text
+from quantkit.model import Model
+from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.preparation import prepare_float_graph
 
 # Convolution, depthwise convolution, bias, pool and product in NCHW.
 CHANNELS_FIRST = """
@@ -102,3 +106,43 @@ def test_a_plan_of_tensorflow_nodes_keeps_its_graph(tmp_path: Path) -> None:
     fused = qk.quantize(from_text(GATED), images, runs=0, runtime="openvino", save_plan=plan)
     again = qk.quantize(from_text(GATED), images, runs=0, plan=plan)
     assert fused.conversion.graph.dialect == again.conversion.graph.dialect == "tensorflow"
+
+
+def prepare(text: str, samples: list[Array] | list[dict[str, Array]]) -> Graph:
+    """Return the float graph that is quantized with samples."""
+    scheme = qk.Scheme.for_target("tensorflow")
+    _, graph, _ = prepare_float_graph(Model("text", from_text(text)), Options(), scheme, as_dataset(samples))
+    return graph
+
+
+@pytest.mark.parametrize(("lengths", "size"), [((5, 7), None), ((5, 5), 5)])
+def test_only_equal_lengths_of_samples_are_fixed(lengths: tuple[int, int], size: int | None) -> None:
+    text = """
+        inputs: x
+        outputs: y
+        x = Placeholder[?x?x4](dtype=float)
+        w = Const[4x3]()
+        y = BatchMatMulV2(x, w, T=float)
+    """
+    graph = prepare(text, [np.ones((1, length, 4), np.float32) for length in lengths])
+    assert graph["x"].attrs["shape"] == Shape((None, size, 4))
+    assert "MatMul" in graph.op_counts
+
+
+def test_samples_without_a_batch_axis_state_all_sizes() -> None:
+    text = """
+        dialect: onnx
+        inputs: x, rate
+        outputs: y
+        x = Placeholder[?x?](dtype=float)
+        rate = Placeholder[<>](dtype=float)
+        axes = Constant[int64]([0])
+        sizes = Shape(x)
+        first = Constant[int64](0)
+        n = Gather(sizes, first, axis=0)
+        row = Unsqueeze(n, axes)
+        tiled = Expand(rate, row)
+        y = Mul(x, tiled)
+    """
+    samples = [{"x": np.ones((1, 6), np.float32), "rate": np.array(8, np.float32)} for _ in range(2)]
+    assert prepare(text, samples)["x"].attrs["shape"] == Shape((1, 6))
