@@ -38,6 +38,7 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.base import Target
+from quantkit.quantization.targets.first_layers import find_first_layers
 from quantkit.quantization.weight_levels import find_limits
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -310,6 +311,9 @@ class LiteRTTarget(Target):
     fixed = ("weights", "activations", "signed_activations")
     thread_advice = "as many threads as cores: --intra-op {cores}"
     weights_only_arithmetic = "LiteRT quantizes the inputs of the layers in each call"
+
+    def first_layers(self, graph: Graph) -> tuple[str, ...]:
+        return find_first_layers(graph, infer_shapes(graph))
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)

@@ -1,6 +1,7 @@
 """Float fallbacks for layers that lose precision, if the outputs are then nearer to the float model."""
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from math import ceil
 
 from quantkit.quantization.lost_channels import find_lossy_layers
@@ -39,6 +40,8 @@ def exclude_first_layers(conversion: Conversion, trials: Trials, options: Option
 
     They read the rounded input.
     """
+    if not trials.tries_layers:
+        return conversion
     layers = set(conversion.target.first_layers(conversion.graph)) - conversion.plan.float_fallbacks.keys()
     if not layers.intersection(conversion.plan.pattern_of) or trials.is_good(conversion):
         return conversion
@@ -97,15 +100,31 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
     if not trials.tries_layers:
         return conversion
     max_layers = max(MAX_LAYERS * sum(bool(pattern.weights) for pattern in conversion.plan.patterns), MIN_LAYERS)
+    noisiest = {
+        layer: f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB"
+        for layer, sqnr in islice(_noisiest_layers(conversion), NUM_NOISY_LAYERS)
+    }
     num_float = 0
-    for layer, sqnr in list(_noisiest_layers(conversion))[:NUM_NOISY_LAYERS]:
+    for layer, reason in noisiest.items():
         if num_float + 1 > max_layers or trials.is_good(conversion):
             break
-        reasons = {layer: f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB"}
-        alternative = _try_float(conversion, reasons, MAX_LOSS, trials, options)
+        alternative = _try_float(conversion, {layer: reason}, MAX_LOSS, trials, options)
         num_float += alternative is not conversion
         conversion = alternative
-    return conversion
+    return conversion if num_float else _exclude_noisy_pair(conversion, noisiest, trials, options)
+
+
+def _exclude_noisy_pair(
+    conversion: Conversion, noisiest: Mapping[str, str], trials: Trials, options: Options
+) -> Conversion:
+    """Return the conversion without the two noisiest layers if that reduces the loss.
+
+    If the outputs of layers are quantized before a float activation, a tensor between two layers is rounded twice: one
+    float layer removes only one of the two errors.
+    """
+    if not conversion.plan.scheme.quantize_outputs or len(noisiest) <= 1 or trials.is_good(conversion):
+        return conversion
+    return _try_float(conversion, dict(islice(noisiest.items(), 2)), MAX_LOSS, trials, options)
 
 
 def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:

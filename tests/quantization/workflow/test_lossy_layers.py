@@ -12,7 +12,8 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Range, Scheme, annotate
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets.onnx import first_layers
+from quantkit.quantization.targets import first_layers
+from quantkit.quantization.targets.onnx import first_layers as first_layer_times
 from quantkit.quantization.workflow import calibrated_model, trials
 from quantkit.quantization.workflow.lossy_layers import exclude_first_layers, exclude_last_layers
 
@@ -138,7 +139,7 @@ def test_products_of_two_activations_stay_float_if_that_is_nearer(monkeypatch: p
 def test_first_layers_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrated_model, "CHOICES", (exclude_first_layers,))
     monkeypatch.setattr(first_layers, "MIN_POSITIONS", 1)
-    monkeypatch.setattr(first_layers, "BOUNDARY_TIME", 1000.0)  # else they stay float for their speed
+    monkeypatch.setattr(first_layer_times, "BOUNDARY_TIME", 1000.0)  # else they stay float for their speed
     random = np.random.default_rng(2)
     shapes = {"first": (16, 4, 3, 3), "second": (16, 16, 3, 3)}
     weights = [numpy_helper.from_array(random.normal(0, 0.2, shapes[name]).astype(np.float32), name) for name in shapes]

@@ -11,16 +11,18 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.base import Target
+from quantkit.quantization.targets.first_layers import find_first_layers
 from quantkit.quantization.targets.onnx import from_tensorflow, native
 from quantkit.quantization.targets.onnx.attention import find_attention
 from quantkit.quantization.targets.onnx.blocks import arrange_blocks
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
-from quantkit.quantization.targets.onnx.first_layers import find_first_layers, find_slow_layers
+from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES
 from quantkit.quantization.targets.onnx.product_chains import separate_products
+from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.runtimes import AUTO, find_runtime
 
 FLOAT_GATE = "the runtime fuses a float SiLU or HardSwish with the convolution before it"
@@ -60,7 +62,7 @@ class OnnxTarget(Target):
         return find_slow_layers(graph) | find_attention(graph)
 
     def first_layers(self, graph: Graph) -> tuple[str, ...]:
-        return find_first_layers(graph) if graph.dialect == self.dialect else ()
+        return find_first_layers(graph, infer_shapes(graph)) if graph.dialect == self.dialect else ()
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         if graph.dialect == self.dialect:
