@@ -40,6 +40,7 @@ class Target(ABC):
         keeps_endpoints: True if the file itself names the model's inputs and outputs.
         defaults: values of scheme fields that differ from those of `Scheme`; a number format is a
             `Spec` or its text, such as ``qint8 affine``.
+        onnx_fields: values of scheme fields for graphs that were ONNX graphs.
         fixed: scheme fields that the kernels or the file format prescribe.
         can_split_patterns: True if `Scheme.split_patterns` is supported.
         has_classic_sums: True if biases and residuals are added by QuantizedBiasAdd and QuantizedAdd.
@@ -67,6 +68,7 @@ class Target(ABC):
     runtimes: tuple[str, ...]
     keeps_endpoints: bool = False
     defaults: Mapping[str, Any] = MappingProxyType({})
+    onnx_fields: Mapping[str, Any] = MappingProxyType({})
     fixed: tuple[str, ...] = ()
     can_split_patterns: bool = False
     has_classic_sums: bool = False
@@ -308,7 +310,7 @@ class Target(ABC):
         for name in self.fixed:
             required = parse_field(name, self.defaults.get(name, standard[name]))
             value = getattr(scheme, name)
-            if value != required:
+            if value not in (required, self.onnx_fields.get(name, required)):
                 requirement = f"requires {name} = {str(required)!r}, not" if required else f"takes no {name}:"
                 raise UsageError(
                     f"the target {self.name!r} {requirement} {str(value)!r}",

@@ -60,6 +60,8 @@ def calibrate_model(
     model, graph, trained = prepare_float_graph(model, options, scheme, data or held_out)
     if model.has_random_weights:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
+    if dialect == onnx.DIALECT != graph.dialect:
+        scheme = scheme.with_(**find_target(scheme.target).onnx_fields)
     plan = choose_plan(options, graph, scheme, trained)
     find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
     for warning in find_target(plan.scheme.target).warnings(graph, plan):

@@ -754,3 +754,18 @@ def test_only_chains_of_two_matrix_products_are_separated() -> None:
             x = network.add("MatMul", x, network.weights(16, 16))
         _, quantized = quantize(load(network.model(x)), samples(network))
         assert quantized.op_counts.get("LeakyRelu", 0) == separated
+
+
+@pytest.mark.engine
+def test_negative_values_have_a_zero_point_in_tensorflow(tmp_path: Path) -> None:
+    """A symmetric range that suits the large values of a SiLU would clip its small negative ones."""
+    pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    network = Network(*IMAGE)
+    x = network.conv("x")
+    silu = network.add("Mul", x, network.add("Sigmoid", x))
+    graph, plan = load(network.model(network.conv(silu))), tmp_path / "plan.json"
+    result = qk.quantize(graph, samples(network), target="tensorflow", runs=0, save_plan=plan)
+    spec = result.plan.activations[result.plan.patterns[-1].input]
+    assert str(spec) == "quint8 affine"
+    again = qk.quantize(graph, samples(network), target="tensorflow", runs=0, plan=plan)
+    assert again.conversion.quantized == result.conversion.quantized
