@@ -225,7 +225,7 @@ def _fix_sizes(model: Model, graph: Graph, options: Options, data: Dataset | Non
         sizes = _sample_sizes(model, info, options, data, has_batch=has_batch)
         batch, rest = (shape.dims or (None,))[:has_batch], (shape.dims or ())[has_batch:]
         fixed = Shape((*batch, *(dim or size for dim, size in zip(rest, sizes, strict=False))))
-        if len(sizes) == len(rest) and fixed != graph[edge.node].attrs["shape"]:
+        if shape.dims and len(sizes) == len(rest) and fixed != graph[edge.node].attrs["shape"]:
             nodes[edge.node] = graph[edge.node].with_attrs(shape=fixed)
             options.on_message(
                 f"input {str(edge)!r} has no fixed size: it is quantized for {fixed} (--input-width, --input-height)"
