@@ -178,6 +178,9 @@ def load_network(name: str, packages: Path | None) -> qk.Model:
         ValueError: the network is an ONNX file, and no folder of packages is given.
     """
     if name in NETWORKS:
+        import keras
+
+        keras.utils.set_random_seed(0)
         return qk.load(NETWORKS[name]())
     if packages is None:
         raise ValueError(f"pass --packages: {name} is a file of {FILES[name].package}")
