@@ -89,11 +89,10 @@ def measure_latency(
     fastest = latency.fastest(INT8)
     if fastest is None or latency.overall is None or latency.overall.outcome in ("faster", "undecided"):
         return latency
-    fastest_pair = [
-        _find([*floats, *quantized], each) for each in (latency.fastest(FLOAT), fastest) if each is not None
-    ]
+    pair = [_find([*floats, *quantized], each) for each in (latency.fastest(FLOAT), fastest) if each is not None]
+    profiled = [_with_shapes(each, shapes) for each in pair]
     with suppress(UnavailableError):
-        return replace(latency, profile=profile_candidates(fastest_pair, on_progress=on_progress))
+        return replace(latency, profile=profile_candidates(profiled, on_progress=on_progress))
     return latency
 
 
@@ -103,7 +102,7 @@ def _dynamic_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> dic
     return {
         name: samples[name]
         for name, shape in shapes.items()
-        if name in samples and not (isinstance(shape, Shape) and shape.dims and None not in shape.dims[1:])
+        if name in samples and not (isinstance(shape, Shape) and shape.dims is not None and None not in shape.dims[1:])
     }
 
 

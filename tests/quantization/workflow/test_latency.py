@@ -4,9 +4,12 @@ import pytest
 from measurements import make_latency
 
 import quantkit as qk
+from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.ir.text import from_text
+from quantkit.progress import ignore_progress
 from quantkit.quantization import Plan, Ranges, annotate
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.workflow import latency
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.latency import _dynamic_shapes, _float_candidates, _FloatFiles, _unclear_rows
 from quantkit.runtimes import REFERENCE, find_runtime
@@ -49,8 +52,23 @@ def test_the_float_model_is_converted_once_for_each_format(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("sizes", "shapes"), [("?x8x8x3", {}), ("?x?x?x3", {"x": (1, 8, 8, 3)}), ("<*>", {"x": (1, 8, 8, 3)})]
+    ("sizes", "shapes"),
+    [("?x8x8x3", {}), ("<>", {}), ("?x?x?x3", {"x": (1, 8, 8, 3)}), ("<*>", {"x": (1, 8, 8, 3)})],
 )
 def test_dynamic_inputs_have_the_shape_of_a_sample(sizes: str, shapes: dict[str, tuple[int, ...]]) -> None:
     graph = from_text(f"inputs: x\noutputs: y\nx = Placeholder[{sizes}](dtype=float)\ny = Relu(x)")
     assert _dynamic_shapes(graph, {"x": (1, 8, 8, 3)}) == shapes
+
+
+def test_the_profile_has_the_shape_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = make_latency({f"float {REFERENCE}": 1.0, f"int8 {REFERENCE}": 3.0}).benchmark
+    profiled: list[Candidate] = []
+    monkeypatch.setattr(latency, "measure", lambda *_, **__: result)
+    monkeypatch.setattr(latency, "profile_candidates", lambda pair, **_: profiled.extend(pair))
+    for name, label in (("_float_candidates", "float"), ("_int8_candidates", "int8")):
+        candidate = Candidate(label, tmp_path / "model.pb", Settings(runtime=REFERENCE))
+        monkeypatch.setattr(latency, name, lambda *_, candidate=candidate: [candidate])
+    graph = from_text("inputs: x\noutputs: y\nx = Placeholder[?x?x3](dtype=float)\ny = Relu(x)")
+    conversion = Conversion(graph, annotate(graph, Scheme()), Ranges({}))
+    latency.measure_latency(conversion, tmp_path, None, tmp_path, ignore_progress, {"x": (1, 8, 3)})
+    assert [dict(each.settings.input_shapes) for each in profiled] == [{"x": (1, 8, 3)}] * 2
