@@ -35,7 +35,11 @@ def find_unknown_channels(imported: Any, graph: Graph) -> list[str]:
 
 
 def state_channels(graph: Graph, names: list[str]) -> Graph:
-    """Return the graph with a Reshape before each of these convolutions that states the number of channels."""
+    """Return the graph with a Reshape before each of these convolutions that states the number of channels.
+
+    The number is that of a convolution without groups: neither the weights nor the attributes of a Conv2D state groups.
+    With groups, LiteRT stops at the Reshape with an error when it runs the model.
+    """
     draft = Draft(graph)
     for name in names:
         layer = graph[name]

@@ -202,7 +202,7 @@ def _protect_float_ops(graph: Graph, plan: Plan, limits: Limits) -> Graph:
         node = graph[name]
         for edge in node.inputs:
             if edge in protected and edge not in sums:
-                tiny, sum_ = _add_tiny(graph, edge, "nothing", "float")
+                tiny, sum_ = _add_tiny(graph, edge, term="nothing", result="float")
                 sums[edge] = Edge(sum_.name)
                 draft.after(edge.node, tiny, sum_)
         if sums.keys() & set(node.inputs):
@@ -210,10 +210,16 @@ def _protect_float_ops(graph: Graph, plan: Plan, limits: Limits) -> Graph:
     return draft.graph()
 
 
-def _add_tiny(graph: Graph, edge: Edge, *suffixes: str) -> tuple[Node, Node]:
-    """Return a constant, and its sum with an edge, with the suffixes of their names."""
-    names = [free_name(graph, f"{edge.node}/{edge.port}/{suffix}") for suffix in suffixes]
-    return constant(names[0], TINY), Node(names[1], "Add", (edge, Edge(names[0])), attrs=FLOAT)
+def _add_tiny(graph: Graph, edge: Edge, *, term: str, result: str) -> tuple[Node, Node]:
+    """Return the constant `TINY`, and its sum with an edge.
+
+    Args:
+        graph: graph of the edge.
+        edge: float tensor.
+        term, result: ends of the names of the constant and of the sum.
+    """
+    first, second = (free_name(graph, f"{edge.node}/{edge.port}/{suffix}") for suffix in (term, result))
+    return constant(first, TINY), Node(second, "Add", (edge, Edge(first)), attrs=FLOAT)
 
 
 def _separate_views(graph: Graph, plan: Plan, limits: Limits) -> Graph:
@@ -227,7 +233,7 @@ def _separate_views(graph: Graph, plan: Plan, limits: Limits) -> Graph:
         for edge in view.inputs[VIEW_OPS[view.op]]:
             is_float = edge not in limits and edge not in sums and graph.constant_of(edge) is None
             if is_float and _has_float_consumers(graph, edge, views):
-                tiny, sum_ = _add_tiny(graph, edge, "zero", "viewed")
+                tiny, sum_ = _add_tiny(graph, edge, term="zero", result="viewed")
                 sums[edge] = Edge(sum_.name)
                 draft.after(edge.node, tiny, sum_)
         if sums.keys() & set(view.inputs):

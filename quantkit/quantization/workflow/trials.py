@@ -33,8 +33,9 @@ class Trials:
         reference: outputs of the float model on all calibration samples.
         samples: the same on the samples of a trial.
         is_possible: False if the caller states the decisions, or no sample has outputs.
-        tries_layers: True if single layers may stay float. For networks of TensorFlow they do not: a float layer
-            between int8 layers costs more there, and they need it less.
+        tries_layers: True for models that were ONNX models. Single layers of other models never become float: a float
+            layer between int8 layers costs more time there, and their loss is smaller. They get no trial of the bias
+            correction either.
     """
 
     def __init__(self, reference: FloatReference, options: Options, *, tries_layers: bool = False) -> None:

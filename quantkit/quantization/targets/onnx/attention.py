@@ -34,7 +34,7 @@ def _is_product(graph: Graph, node: Node) -> bool:
 
 
 def _products_before(graph: Graph, edge: Edge) -> list[str]:
-    """Return the products whose scaled and masked results an edge has."""
+    """Return the products before an edge, with only scales, masks and views between them."""
     names, edges = list[str](), [edge]
     visited = set[str]()
     while edges:
@@ -50,7 +50,7 @@ def _products_before(graph: Graph, edge: Edge) -> list[str]:
 
 
 def _products_after(graph: Graph, name: str) -> list[str]:
-    """Return the products of the values of a node."""
+    """Return the products after a node, with only masks and views between them."""
     names, sources = list[str](), [name]
     while sources:
         for use in graph.node_uses.get(sources.pop(), ()):
