@@ -30,6 +30,8 @@ LIMIT = 4.0
 # Coefficients of P and Q, lowest power first.
 NUMERATOR = (1.12837914, 0.193523303, 0.0530988377, 0.00388241829, 0.000284546069, 1.98694955e-6)
 DENOMINATOR = (1.0, 0.504838121, 0.115340982, 0.0152053764, 0.00118534987, 3.74209022e-5)
+# Products of products in a GELU, with a margin: further ones are not examined.
+MAX_DEPTH = 4
 # Relative tolerance of constants such as 1 / sqrt(2), which exporters round to float32 or half.
 TOLERANCE = 1e-3
 FLOAT: dict[str, Attr] = {"T": DType.FLOAT}
@@ -106,19 +108,26 @@ def _is_fusible(graph: Graph, erf: Node, root: Node) -> bool:
     return is_exact and root.op == "Mul" and len(gates) == 1 and any(node.op == "Mul" for node in factors)
 
 
-def _factors(graph: Graph, product: Edge, ends: set[Edge]) -> tuple[float, list[Edge]]:
-    """Return the constant factor and the other factors of a product, which is not divided further than ``ends``."""
+def _factors(graph: Graph, product: Edge, whole: set[Edge], depth: int = MAX_DEPTH) -> tuple[float, list[Edge]]:
+    """Return the constant factor and the other factors of a product.
+
+    Args:
+        graph: graph of the product.
+        product: edge with the product.
+        whole: edges that are not divided further.
+        depth: number of products of products that are divided.
+    """
     number = _number(graph, product)
     if number is not None:
         return number, []
     node = graph[product.node]
     divisor = _number(graph, node.inputs[1]) if node.op == "RealDiv" else None
-    if product in ends or (node.op != "Mul" and not divisor):
+    if product in whole or depth == 0 or (node.op != "Mul" and not divisor):
         return 1.0, [product]
     if divisor:
-        factor, others = _factors(graph, node.inputs[0], ends)
+        factor, others = _factors(graph, node.inputs[0], whole, depth - 1)
         return factor / divisor, others
-    (first, others), (second, more) = (_factors(graph, edge, ends) for edge in node.inputs)
+    (first, others), (second, more) = (_factors(graph, edge, whole, depth - 1) for edge in node.inputs)
     return first * second, others + more
 
 

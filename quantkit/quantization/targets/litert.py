@@ -193,65 +193,74 @@ def _include_zero(limits: Range) -> Range:
     return Range(low, high) if low < high else Range(0.0, 1.0)
 
 
+class _Sums:
+    """Sums of float tensors and `TINY`, which have no range.
+
+    Attributes:
+        draft: draft of the graph.
+        edges: sum of each tensor.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.draft = Draft(graph)
+        self.edges: dict[Edge, Edge] = {}
+
+    def add(self, edge: Edge, *, term: str, result: str) -> None:
+        """Add the sum of a tensor; ``term`` and ``result`` end the names of the constant and of the sum."""
+        first, second = (free_name(self.graph, f"{edge.node}/{edge.port}/{suffix}") for suffix in (term, result))
+        sum_ = Node(second, "Add", (edge, Edge(first)), attrs=FLOAT)
+        self.edges[edge] = Edge(second)
+        self.draft.after(edge.node, constant(first, TINY), sum_)
+
+    def redirect(self, node: Node) -> None:
+        """Replace the inputs of a node that have a sum."""
+        if self.edges.keys() & set(node.inputs):
+            inputs = tuple(self.edges.get(edge, edge) for edge in node.inputs)
+            self.draft.replace(node.name, node.with_(inputs=inputs))
+
+
 def _protect_float_ops(graph: Graph, plan: Plan, limits: Limits) -> Graph:
     """Return the graph with an op without a range between quantized edges and float fallbacks."""
-    sums: dict[Edge, Edge] = {}
-    draft = Draft(graph)
+    sums = _Sums(graph)
     protected = limits.keys() | _fixed_ranges(graph, plan)
     for name in plan.float_fallbacks:
-        node = graph[name]
-        for edge in node.inputs:
-            if edge in protected and edge not in sums:
-                tiny, sum_ = _add_tiny(graph, edge, term="nothing", result="float")
-                sums[edge] = Edge(sum_.name)
-                draft.after(edge.node, tiny, sum_)
-        if sums.keys() & set(node.inputs):
-            draft.replace(name, node.with_(inputs=tuple(sums.get(edge, edge) for edge in node.inputs)))
-    return draft.graph()
-
-
-def _add_tiny(graph: Graph, edge: Edge, *, term: str, result: str) -> tuple[Node, Node]:
-    """Return the constant `TINY`, and its sum with an edge.
-
-    Args:
-        graph: graph of the edge.
-        edge: float tensor.
-        term, result: ends of the names of the constant and of the sum.
-    """
-    first, second = (free_name(graph, f"{edge.node}/{edge.port}/{suffix}") for suffix in (term, result))
-    return constant(first, TINY), Node(second, "Add", (edge, Edge(first)), attrs=FLOAT)
+        for edge in graph[name].inputs:
+            if edge in protected and edge not in sums.edges:
+                sums.add(edge, term="nothing", result="float")
+        sums.redirect(graph[name])
+    return sums.draft.graph()
 
 
 def _separate_views(graph: Graph, plan: Plan, limits: Limits) -> Graph:
     """Return the graph with an op without a range between float tensors with float consumers and quantized views."""
     names = {edge.node for edge in limits} - find_loop_nodes(graph)
     views = frozenset(name for name in plan.float_fallbacks if name in names and graph[name].op in VIEW_OPS)
-    sums: dict[Edge, Edge] = {}
-    draft = Draft(graph)
+    sums = _Sums(graph)
     for name in sorted(views):
-        view = graph[name]
-        for edge in view.inputs[VIEW_OPS[view.op]]:
-            is_float = edge not in limits and edge not in sums and graph.constant_of(edge) is None
+        for edge in graph[name].inputs[VIEW_OPS[graph[name].op]]:
+            is_float = edge not in limits and edge not in sums.edges and graph.constant_of(edge) is None
             if is_float and _has_float_consumers(graph, edge, views):
-                tiny, sum_ = _add_tiny(graph, edge, term="zero", result="viewed")
-                sums[edge] = Edge(sum_.name)
-                draft.after(edge.node, tiny, sum_)
-        if sums.keys() & set(view.inputs):
-            draft.replace(name, view.with_(inputs=tuple(sums.get(edge, edge) for edge in view.inputs)))
-    return draft.graph()
+                sums.add(edge, term="zero", result="viewed")
+        sums.redirect(graph[name])
+    return sums.draft.graph()
 
 
 def _has_float_consumers(graph: Graph, edge: Edge, views: frozenset[str]) -> bool:
     """Return True if a node other than ``views`` uses a tensor, or a tensor whose views the tensor consists of."""
-    if edge in graph.outputs or any(use.node.name not in views for use in graph.node_uses.get(edge.node, ())):
-        return True
-    producer = graph[edge.node]
-    inputs = producer.inputs[VIEW_OPS[producer.op]] if producer.op in VIEW_OPS else ()
-    return any(
-        _has_float_consumers(graph, source, views | {producer.name})
-        for source in inputs
-        if graph.constant_of(source) is None
-    )
+    visited: set[Edge] = set()
+    edges = [(edge, views)]
+    while edges:
+        edge, names = edges.pop()
+        if edge in visited:
+            continue
+        visited.add(edge)
+        if edge in graph.outputs or any(use.node.name not in names for use in graph.node_uses.get(edge.node, ())):
+            return True
+        producer = graph[edge.node]
+        inputs = producer.inputs[VIEW_OPS[producer.op]] if producer.op in VIEW_OPS else ()
+        edges += [(source, names | {producer.name}) for source in inputs if graph.constant_of(source) is None]
+    return False
 
 
 def _fixed_ranges(graph: Graph, plan: Plan) -> set[Edge]:
