@@ -17,7 +17,8 @@ from quantkit.convert.onnx_to_tensorflow.translator import PLAIN, OnnxTranslator
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType
 
-MAX_STEPS = 256
+# Cells of many steps cost more time and space than a loop.
+MAX_STEPS = 16
 _ACTIVATIONS = {"LSTM": [b"Sigmoid", b"Tanh", b"Tanh"], "GRU": [b"Sigmoid", b"Tanh"]}
 
 

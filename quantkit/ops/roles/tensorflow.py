@@ -37,7 +37,7 @@ class TensorFlowRoles(Roles):
     non_growing_ops = frozenset()
     activation_ops = FUSED_ACTIVATION_OPS
     nonnegative_ops = frozenset({"Sigmoid", "Softmax"})
-    amplifying_ops = frozenset()
+    amplifying_ops = frozenset({"Log", "Log1p"})
     source_ops = frozenset({"Const", "Placeholder", "NoOp"})
     float_reasons = FLOAT_REASONS
 

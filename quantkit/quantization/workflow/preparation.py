@@ -43,6 +43,7 @@ IMAGE_RANK = 4
 # Range of the images of a uint8 input.
 UINT8 = Range(0.0, 255.0)
 CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative"})
+BATCHED_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
@@ -100,24 +101,21 @@ def prepare_float_graph(
         trained = {**trained, **dict.fromkeys(graph.inputs, UINT8)} if trained else {}
         graph = _fold_preprocessing(model, graph, options)
     graph = prepare(graph, scheme)
-    return model, graph if trained else _convert_gated(graph, options, scheme), trained
+    return model, graph if trained else _choose_dialect(graph, options, scheme), trained
 
 
-def _convert_gated(graph: Graph, options: Options, scheme: Scheme) -> Graph:
-    """Return the graph as an ONNX graph if float nodes are between its convolutions, for example SiLU or HardSwish.
+def _choose_dialect(graph: Graph, options: Options, scheme: Scheme) -> Graph:
+    """Return the graph as an ONNX graph if it has attention, or float nodes such as SiLU between its convolutions.
 
+    In ONNX graphs, the products of attention stay float, and sums have parameters of their own for each input.
     ONNX Runtime's int8 convolution has an int8 output. In ONNX graphs, the ops of gated activations are int8 as well.
     A runtime that fuses such float nodes with the convolution is faster with them, but the convolutions before them
     would be float in others. A scheme that names TensorFlow nodes, or a plan of their graph, needs that graph.
     """
+    if scheme.keep_float or scheme.equalize or scheme.weights_only or not _can_quantize_onnx(options, scheme):
+        return graph
     is_fused = options.runtime != AUTO and find_runtime(options.runtime).fuses_float_ops
-    is_stated = scheme.keep_float or scheme.equalize or scheme.weights_only
-    if (
-        is_fused
-        or is_stated
-        or not _can_quantize_onnx(options, scheme)
-        or not _has_gates(graph, annotate(graph, scheme))
-    ):
+    if not _has_attention(graph) and (is_fused or not _has_gates(graph, annotate(graph, scheme))):
         return graph
     with suppress(UnavailableError):
         converted, _ = run_recipe(_choose_native_recipe(Options()), tensorflow_to_onnx.convert(graph))
@@ -138,6 +136,14 @@ def _prepare_natively(graph: Graph, options: Options, scheme: Scheme) -> Graph:
         return prepared
     graph = prepare(graph, scheme, runtime=options.runtime)
     return _choose_planned(find_target(scheme.target).fuse_for(graph, options.runtime), prepared, options)
+
+
+def _has_attention(graph: Graph) -> bool:
+    """Return True if a graph has a batched matrix product of two activations."""
+    return any(
+        node.op in BATCHED_PRODUCTS and all(graph.constant_of(edge) is None for edge in node.inputs)
+        for node in graph.nodes.values()
+    )
 
 
 def _has_gates(graph: Graph, plan: Plan) -> bool:

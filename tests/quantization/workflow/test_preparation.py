@@ -115,6 +115,40 @@ def prepare(text: str, samples: list[Array] | list[dict[str, Array]]) -> Graph:
     return graph
 
 
+@pytest.mark.parametrize(("second", "dialect"), [("keys", "onnx"), ("w", "tensorflow")])
+def test_networks_with_attention_are_quantized_as_onnx_graphs(second: str, dialect: str) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    text = f"""
+        inputs: x
+        outputs: y
+        x = Placeholder[?x5x4](dtype=float)
+        w = Const[1x4x5]()
+        axes = Const[int32]([0, 2, 1])
+        keys = Transpose(x, axes, T=float)
+        scores = BatchMatMulV2(x, {second}, T=float)
+        y = Softmax(scores, T=float)
+    """
+    scheme = qk.Scheme.for_target("onnx")
+    _, graph, _ = prepare_float_graph(Model("text", from_text(text)), Options(), scheme, None)
+    assert graph.dialect == dialect
+
+
+def test_spectrogram_stays_float() -> None:
+    """A logarithm before other layers amplifies the errors of small values."""
+    graph = from_text("""
+        inputs: x
+        outputs: y
+        x = Placeholder[?x4](dtype=float)
+        w = Const[4x4]()
+        spectrum = MatMul(x, w, T=float)
+        power = Square(spectrum, T=float)
+        logarithm = Log(power, T=float)
+        y = MatMul(logarithm, w, T=float)
+    """)
+    plan = qk.quantization.annotate(graph, qk.Scheme.for_target("tensorflow"))
+    assert [pattern.layer for pattern in plan.patterns] == ["y"]
+
+
 @pytest.mark.parametrize(("lengths", "size"), [((5, 7), None), ((5, 5), 5)])
 def test_only_equal_lengths_of_samples_are_fixed(lengths: tuple[int, int], size: int | None) -> None:
     text = """

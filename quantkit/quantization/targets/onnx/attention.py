@@ -52,8 +52,13 @@ def _products_before(graph: Graph, edge: Edge) -> list[str]:
 def _products_after(graph: Graph, name: str) -> list[str]:
     """Return the products after a node, with only masks and views between them."""
     names, sources = list[str](), [name]
+    visited = set[str]()
     while sources:
-        for use in graph.node_uses.get(sources.pop(), ()):
+        name = sources.pop()
+        if name in visited:
+            continue
+        visited.add(name)
+        for use in graph.node_uses.get(name, ()):
             if _is_product(graph, use.node):
                 names.append(use.node.name)
             elif use.node.op in VIEW_OPS or use.node.op == "Where":
