@@ -142,7 +142,7 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("LSTM", (SIGNAL, *BOTH), {"hidden_size": 4, "outputs": 3, "direction": b"bidirectional"}),
     ("LSTM", (SIGNAL, *LSTM, ABSENT, random(1, 2, 4), random(1, 2, 4) / 2), {"hidden_size": 4, "outputs": 3}),
     ("GRU", (SIGNAL, *GRU), {"hidden_size": 4, "outputs": 2, "linear_before_reset": 1}),
-    ("GRU", (random(20, 2, 3), *GRU), {"hidden_size": 4, "outputs": 2}),
+    ("GRU", (random(70, 2, 3), *GRU), {"hidden_size": 4, "outputs": 2}),
     ("GRU", (SIGNAL, *GRU, ABSENT, random(1, 2, 4)), {"hidden_size": 4, "outputs": 2, "direction": b"reverse"}),
     ("Squeeze", (Open(random(2, 1, 3, 1)), Const([1, 3])), {}),
     ("Unsqueeze", (Open(ROWS), Const([0, -1])), {}),

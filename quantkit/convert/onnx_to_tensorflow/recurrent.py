@@ -18,7 +18,7 @@ from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType
 
 # Cells of many steps cost more time and space than a loop.
-MAX_STEPS = 16
+MAX_STEPS = 64
 _ACTIVATIONS = {"LSTM": [b"Sigmoid", b"Tanh", b"Tanh"], "GRU": [b"Sigmoid", b"Tanh"]}
 
 
