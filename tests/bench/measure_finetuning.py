@@ -90,6 +90,7 @@ CASES = {
         "pplcnet_orientation", scheme={"weights": "qint8 symmetric reduce_range"}
     ),
     "sediment_unet_7_bits_per_tensor": Case("sediment_unet", scheme={"weights": "qint8 symmetric reduce_range"}),
+    "super_resolution_eightbit": Case("super_resolution", "eightbit"),
     "super_resolution_7_bits_per_tensor": Case("super_resolution", scheme={"weights": "qint8 symmetric reduce_range"}),
     "inception_v3": Case("inception_v3"),
 }

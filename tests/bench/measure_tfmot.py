@@ -34,6 +34,7 @@ from sklearn.model_selection import train_test_split
 
 import quantkit as qk
 from quantkit.benchmark.host.machine import this_machine
+from quantkit.benchmark.results.speedup import Speedup
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
 from quantkit.ops.weights import find_weights
@@ -264,13 +265,20 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def measure_speed(folder: Path) -> dict[str, Any]:
-    """Return the latency of the float file and of each compressed one, side by side in each runtime."""
+    """Return the latency of the float file and of each compressed one in each runtime, and the speed-ups over float."""
     measured = {}
     for target in ("onnx", "litert"):
         for runtime in ("openvino", "onnxruntime") if target == "onnx" else ("litert",):
             files = [folder / f"{kind}{SUFFIXES[target]}" for kind in ("trained.h5", "pruned", "clustered")]
             benchmark = qk.benchmark([f"{folder / 'float.h5'}@{runtime}", *(f"{file}@{runtime}" for file in files)])
-            measured[f"{target} in {runtime}"] = benchmark.to_json()
+            measured[f"{target} in {runtime}"] = [
+                {
+                    "label": row.label,
+                    "summary": row.measurement.to_json()["summary"] if row.measurement else None,
+                    "speed_up": speed_up.to_json() if isinstance(speed_up, Speedup) else None,
+                }
+                for row, speed_up in zip(benchmark.rows, benchmark.speedups, strict=True)
+            ]
     return measured
 
 
