@@ -197,7 +197,8 @@ class _Sums:
     """Sums of float tensors and `TINY`, which have no range.
 
     Attributes:
-        draft: draft of the graph.
+        graph: graph without the sums.
+        draft: draft of the graph with them.
         edges: sum of each tensor.
     """
 
