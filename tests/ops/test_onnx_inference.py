@@ -196,3 +196,74 @@ def test_the_rank_of_an_expansion_to_unknown_sizes_is_known() -> None:
         y = Expand(x, sizes)
     """)
     assert infer(graph)[0][Edge("y")] == Shape((None, 5, None))
+
+
+@pytest.mark.parametrize(
+    ("values", "allowzero", "expected"),
+    [
+        ("[-1, 64, 48]", 1, (2, 64, 48)),
+        ("[2, 64, -1]", 1, (2, 64, 48)),
+        ("[0, 64, -1]", 0, (2, 64, 48)),
+        ("[0, 64, 48]", 1, (0, 64, 48)),
+        ("[-1]", 1, (6144,)),
+    ],
+)
+def test_reshape_infers_the_size_minus_one_with_and_without_allowzero(
+    values: str, allowzero: int, expected: tuple[int, ...]
+) -> None:
+    graph = from_text(f"""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3x32x32]()
+        sizes = Constant[int64]({values})
+        y = Reshape(x, sizes, allowzero={allowzero})
+    """)
+    assert infer_shapes(graph)[Edge("y")] == Shape(expected)
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("y = Reshape(x, computed)", (None, None)),
+        ("y = Split(x, axis=1, num_outputs=3, _outputs=[y, z])", (2, 2, 4, 4)),
+        ('y = Pad(x, pads, "", last)', (2, 5, 5, 4)),
+        ('y = Resize(x, "", "", sides, axes=[2, 3])', (2, 5, 8, 6)),
+        ('y = Resize(x, "", "", sides, axes=[2, 3], keep_aspect_ratio_policy=not_larger)', (2, 5, None, None)),
+        ('y = Einsum(x, w, equation="...ab,bc->...ac")', (2, 5, 4, 7)),
+        ('y = Einsum(x, w, equation="...ab,bc")', (2, 5, 4, 7)),
+        ("y = Squeeze(open)", None),
+    ],
+)
+def test_shapes_of_forms_of_later_opsets(node: str, expected: tuple[int | None, ...] | None) -> None:
+    graph = from_text(f"""
+        dialect: onnx
+        inputs: x, open, computed
+        outputs: y
+        x = Placeholder[2x5x4x4]()
+        open = Placeholder[?x1x4]()
+        computed = Placeholder[2](dtype=int64)
+        pads = Constant[int64]([0, 1])
+        "" = Absent()
+        last = Constant[int64]([2])
+        sides = Constant[int64]([8, 6])
+        w = Constant[4x7]()
+        {node}
+    """)
+    assert infer_shapes(graph).get(Edge("y"), Shape(None)) == Shape(expected)
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_macs_of_attention(rank: int) -> None:
+    query, key, value = ("2x5x12", "2x7x12", "2x7x16") if rank == 3 else ("2x4x5x3", "2x4x7x3", "2x4x7x4")
+    graph = from_text(f"""
+        dialect: onnx
+        inputs: q, k, v
+        outputs: y
+        q = Placeholder[{query}]()
+        k = Placeholder[{key}]()
+        v = Placeholder[{value}]()
+        y = Attention(q, k, v, q_num_heads=4, kv_num_heads=4)
+    """)
+    # batch * heads * queries * keys * (size of a key + size of a value)
+    assert count_macs(graph["y"], infer_shapes(graph)) == 2 * 4 * 5 * 7 * (3 + 4)

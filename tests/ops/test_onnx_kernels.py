@@ -10,7 +10,7 @@ import pytest
 from quantkit.errors import GraphError, InputError, UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph, Node
-from quantkit.ir.tensor import DType
+from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.onnx.kernels import KERNELS, evaluate
 from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
@@ -86,6 +86,24 @@ def test_inferred_shapes_and_types_agree_with_outputs(cases: Any) -> None:
                 num_types += 1
     assert num_shapes > 1000
     assert num_types > 1000
+
+
+def test_constant_sizes_determine_shapes(cases: Any) -> None:
+    num_shapes = 0
+    for name, graph, node, _, arrays, expected in cases:
+        constants = {
+            edge.node: Node(edge.node, "Constant", attrs={"value": Tensor.of(array)})
+            for edge, array in zip(node.inputs[1:], arrays[1:], strict=True)
+            if array is not None and edge.node != node.inputs[0].node and array.dtype.kind in "if" and array.ndim < 2
+        }
+        nodes = [constants.get(each.name, each) for each in graph.nodes.values()]
+        inputs = [edge for edge in graph.inputs if edge.node not in constants]
+        shapes = infer_shapes(graph.with_nodes(nodes).with_endpoints(inputs, None))
+        for edge, array in zip(graph.outputs, expected, strict=True):
+            shape = shapes.get(edge, UNKNOWN)
+            assert shape.accepts(array.shape), name
+            num_shapes += shape.is_known
+    assert num_shapes > 1060
 
 
 def test_missing_kernel_names_the_op() -> None:

@@ -41,6 +41,10 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     if slot is None:
         return 0
     out, weights = shapes.get(Edge(node.name), UNKNOWN), shapes.get(node.inputs[slot], UNKNOWN)
+    if node.op == "Attention":  # products of queries and keys, and of scores and values
+        query = shapes.get(node.inputs[0], UNKNOWN)
+        is_known = query.is_known and weights.is_known and out.is_known
+        return weights.sizes[-2] * (math.prod(query.sizes) + math.prod(out.sizes)) if is_known else None
     if not out.is_known or not weights.is_known or min(out.sizes, default=1) < 0:
         return None
     kernel = weights.sizes
@@ -70,14 +74,17 @@ def _count_recurrent_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | Non
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 # Input index of the weights.
 _WEIGHTS = {
+    "Attention": 1,
     "Conv": 1,
     "ConvInteger": 1,
     "ConvTranspose": 1,
+    "DeformConv": 1,
     "Gemm": 1,
     "MatMul": 1,
     "MatMulInteger": 1,
     "QLinearConv": 3,
     "QLinearMatMul": 3,
+    "com.microsoft.FusedMatMul": 1,
 }
 
 
@@ -103,9 +110,9 @@ def _has_unknown(node: Node, constants: Mapping[int, Tensor], slot: int) -> bool
     "Hardmax Softplus Softsign Gelu Mish Swish Shrink Abs Neg Exp Log Sqrt Reciprocal Floor Ceil Round Cast CastLike "
     "Clip Erf Sign Not BitwiseNot Sin Cos Tan Sinh Cosh Asin Acos Atan Asinh Acosh Atanh IsNaN IsInf LRN "
     "BatchNormalization InstanceNormalization LayerNormalization GroupNormalization RMSNormalization "
-    "MeanVarianceNormalization LpNormalization QuantizeLinear DequantizeLinear CumSum Trilu EyeLike "
-    "Scatter ScatterElements ScatterND ReverseSequence RandomNormalLike RandomUniformLike Bernoulli RotaryEmbedding "
-    "com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.QuickGelu com.microsoft.BiasGelu "
+    "MeanVarianceNormalization LpNormalization QuantizeLinear DequantizeLinear CumSum CumProd BitCast Trilu EyeLike "
+    "TensorScatter Scatter ScatterElements ScatterND ReverseSequence RandomNormalLike RandomUniformLike Bernoulli "
+    "RotaryEmbedding com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.QuickGelu com.microsoft.BiasGelu "
     "com.microsoft.SkipLayerNormalization com.microsoft.QuantizeLinear com.microsoft.DequantizeLinear"
 )
 def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
@@ -174,7 +181,7 @@ def _windows(node: Node, dims: Dims, kernel: Sequence[int]) -> list[int | None]:
     return counts
 
 
-@RULES.rule("Conv ConvInteger QLinearConv")
+@RULES.rule("Conv ConvInteger QLinearConv DeformConv")
 def _conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     weights, dims = shapes[3 if node.op == "QLinearConv" else 1].sizes, dims_of(shapes[0])
     return [Shape((dims[0], weights[0], *_windows(node, dims, weights[2:])))]
@@ -246,17 +253,8 @@ def _concat(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
 
 @RULES.rule("Reshape")
 def _reshape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    values = [int(size) for size in constants[1].array.reshape(-1)]
-    copied = [] if node.attrs.get("allowzero") else [axis for axis, size in enumerate(values) if size == 0]
-    dims = dims_of(shapes[0]) if copied or shapes[0].dims is not None else ()
-    sizes: list[int | None] = [dims[axis] if axis in copied else size for axis, size in enumerate(values)]
-    if -1 in sizes:
-        # Copied axes occur in both shapes: the size of axis -1 follows from the other axes.
-        before = [size for axis, size in enumerate(dims) if axis not in copied]
-        after = math.prod(size for axis, size in enumerate(values) if size != -1 and axis not in copied)
-        is_known = shapes[0].dims is not None and None not in before
-        sizes[sizes.index(-1)] = math.prod(size for size in before if size is not None) // after if is_known else None
-    return [Shape(tuple(sizes))]
+    (rank,) = dims_of(shapes[1])
+    return [UNKNOWN if rank is None else Shape((None,) * rank)]
 
 
 @RULES.rule("Flatten")
@@ -282,6 +280,8 @@ def _squeeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
     if _has_unknown(node, constants, 1):
         return [UNKNOWN]
     values = _integers(node, "axes", constants, 1)
+    if values is None and None in dims:
+        return [UNKNOWN]
     if values is None:
         values = [axis for axis, size in enumerate(dims) if size == 1]
     axes = {axis % len(dims) for axis in values}
@@ -331,16 +331,16 @@ def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
     axis: Any = node.attrs.get("axis", 0)
     parts = _integers(node, "split", constants, 1)
     names: Any = node.attrs.get("_outputs", (b"",))
-    if _has_unknown(node, constants, 1):
-        return [Shape((*dims[:axis], None, *dims[axis % len(dims) + 1 :]))] * len(names)
-    if parts is None:
-        size = dims[axis]
-        parts_or_none: list[int | None] = [None if size is None else -(-size // len(names))] * len(names)
-        if size is not None and size % len(names):
-            width = -(-size // len(names))  # the last part is smaller
-            parts_or_none = [min(width, size - width * index) for index in range(len(names))]
-        return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in parts_or_none]
-    return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in parts]
+    count: Any = node.attrs.get("num_outputs", len(names))
+    size = dims[axis]
+    if _has_unknown(node, constants, 1) or (parts is None and size is None):
+        sizes: list[int | None] = [None] * count
+    elif parts is None:
+        width = -(-(size or 0) // count)  # the last part can be smaller
+        sizes = [min(width, (size or 0) - width * index) for index in range(count)]
+    else:
+        sizes = list(parts)
+    return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in sizes]
 
 
 @RULES.rule("Gather")
@@ -520,6 +520,16 @@ def _sampling(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tenso
     return [Shape((*dims_of(shapes[0])[:2], *dims_of(shapes[1])[1:-1]))]
 
 
+@RULES.rule("STFT")
+def _short_time_transform(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    batch, length, _ = dims_of(shapes[0])
+    window = dims_of(shapes[2])[0] if len(shapes) > 2 and shapes[2].dims else None
+    frame = int(constants[3].array) if 3 in constants else window
+    frames = (length - frame) // int(constants[1].array) + 1 if None not in (length, frame) else None  # type: ignore[operator]
+    bins = frame // 2 + 1 if frame is not None and node.attrs.get("onesided", 1) else frame
+    return [Shape((batch, frames, bins, 2))]
+
+
 @RULES.rule("RoiAlign")
 def _roi_align(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     height: Any = node.attrs.get("output_height", 1)
@@ -543,13 +553,15 @@ def _einsum(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
     text = equation.decode().replace(" ", "")
     inputs, arrow, output = text.partition("->")
     terms = inputs.split(",")
-    if "." in text:
-        return [UNKNOWN]
+    ranks = [len(dims_of(shape)) - len(term.replace("...", "")) for term, shape in zip(terms, shapes, strict=True)]
+    # The axes of an ellipsis are aligned at their end; digits stand for them.
+    terms = [term.replace("...", "0123456789"[-rank:] if rank else "") for term, rank in zip(terms, ranks, strict=True)]
+    dots = "0123456789"[-max(ranks) :] if max(ranks) else ""
     if not arrow:
-        letters = inputs.replace(",", "")
-        output = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+        letters = inputs.replace(",", "").replace(".", "")
+        output = dots + "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
     sizes: dict[str, int | None] = {}
     for term, shape in zip(terms, shapes, strict=True):
-        for letter, size in zip(term, shape.dims or (None,) * len(term), strict=True):
+        for letter, size in zip(term, dims_of(shape), strict=True):
             sizes[letter] = size if sizes.get(letter, 1) in (None, 1) else sizes[letter]
-    return [Shape(tuple(sizes[letter] for letter in output))]
+    return [Shape(tuple(sizes[letter] for letter in output.replace("...", dots)))]

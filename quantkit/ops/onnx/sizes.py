@@ -132,9 +132,7 @@ def _dims(values: Sequence[int | None]) -> Dims:
 def _reshape_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
     values = sizes[1].tolist()
     dims = shapes[0].dims
-    if node.attrs.get("allowzero"):
-        return [Shape(_dims(values))]
-    copied = [axis for axis, size in enumerate(values) if size == 0]
+    copied = [] if node.attrs.get("allowzero") else [axis for axis, size in enumerate(values) if size == 0]
     result: list[int | None] = [
         (dims[axis] if dims is not None and axis < len(dims) else None) if axis in copied else size
         for axis, size in enumerate(values)
@@ -174,9 +172,12 @@ def _range_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]
 
 @PARTIAL_SHAPES.rule("Resize Upsample")
 def _resize_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
-    if "axes" in node.attrs or node.attrs.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        return [Shape((None,) * len(dims_of(shapes[0])))]
-    return [Shape(_dims(sizes[3].tolist()))]
+    dims: list[int | None] = list(dims_of(shapes[0]))
+    axes: Any = node.attrs.get("axes") or range(len(dims))
+    is_known = node.attrs.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    for axis, size in zip(axes, sizes[3].tolist(), strict=True):
+        dims[axis] = size if is_known else None
+    return [Shape(tuple(dims))]
 
 
 @PARTIAL_SHAPES.rule("Slice")
@@ -198,7 +199,8 @@ def _slice_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]
 @PARTIAL_SHAPES.rule("Pad")
 def _pad_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
     dims = list(dims_of(shapes[0]))
-    axes = range(len(dims)) if len(node.inputs) < 4 else [axis % len(dims) for axis in require_known(sizes[3])]
+    has_axes = len(node.inputs) > 3 and node.inputs[3].node
+    axes = [axis % len(dims) for axis in require_known(sizes[3])] if has_axes else range(len(dims))
     pads = sizes[1].tolist()
     for index, axis in enumerate(axes):
         values = (dims[axis], pads[index], pads[len(axes) + index])
