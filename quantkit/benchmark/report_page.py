@@ -16,29 +16,13 @@ from quantkit.benchmark.results.measurement import Measurement, MeasurementConte
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, fastest_line
 from quantkit.benchmark.sampling.selection import CandidateOptions
+from quantkit.drawing import html_page
 from quantkit.drawing import report_charts as charts
 from quantkit.errors import UnavailableError
 from quantkit.formats.files import write_whole
 from quantkit.progress import OnProgress, ignore_progress
 
 TITLE = "quantkit benchmark"
-STYLE = (
-    charts.STYLE
-    + """
-body{max-width:60rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif}
-body{color:var(--text);background:#fff}
-h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}svg{width:100%;height:auto}
-table{border-collapse:collapse;font-size:.85rem}td,th{padding:.2rem .6rem;text-align:left;border-bottom:1px solid #8884}
-.wide{overflow-x:auto}pre{overflow-x:auto;padding:.6rem;background:#8882;white-space:pre-wrap}.claim{font-size:1.2rem}
-.key{display:inline-block;width:.8em;height:.8em;margin:0 .3em 0 1em}
-@media(prefers-color-scheme:dark){:root{--series-0:#77aadd;--series-1:#ee9966;--series-2:#66bb88;--series-3:#bb99cc;
---text:#e8e8e8;--line:#777}body{background:#181818}}
-@media(max-width:40rem){body{margin:1rem auto;font-size:15px}.wide svg{min-width:34rem}}
-@media print{:root{--text:#000;--line:#777;--series-0:#4477aa;--series-1:#cc6633}
-body{background:#fff;max-width:none;margin:0}
-section{break-inside:avoid}}
-"""
-)
 
 
 def save_page(path: str | os.PathLike[str], benchmark: Benchmark | None = None, profile: Profile | None = None) -> None:
@@ -90,9 +74,7 @@ def render_page(benchmark: Benchmark | None, profile: Profile | None) -> str:
         *(_benchmark_sections(benchmark) if benchmark else ()),
         *(_profile_sections(profile) if profile else ()),
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{TITLE}</title>'
-    body = "\n".join(f"<section>{section}</section>" for section in sections)
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'
+    return html_page(TITLE, (f"<section>{section}</section>" for section in sections))
 
 
 def _benchmark_sections(benchmark: Benchmark) -> Iterator[str]:

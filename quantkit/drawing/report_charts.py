@@ -1,6 +1,6 @@
 """Charts of measurements as SVG: latency with intervals, distributions, layers side by side, and a roofline.
 
-The colours are CSS variables of the page (``--series-0``, ``--series-1`` ..., ``--text``, ``--line``).
+The colours are those of `colours.css`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from statistics import median
 
+from quantkit.drawing.html_page import read_style
 from quantkit.drawing.svg import LETTER_WIDTH, escape_text
 
 WIDTH, ROW_HEIGHT, GAP = 720, 26, 8
 BINS = 60
 MAX_LETTERS = 34
-STYLE = (
-    ":root{--series-0:#4477aa;--series-1:#cc6633;--series-2:#338855;--series-3:#885599;--text:#1c1c1c;--line:#999}"
-    "svg{font:11px sans-serif;fill:var(--text)}"
-)
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ def draw_intervals(rows: Sequence[tuple[str, float, float, float]], measure: str
             _label(name, left, top),
             f'<rect x="{left}" y="{top}" width="{middle * scale:.1f}" height="14" fill="var(--series-{index % 4})">'
             f"<title>{escape_text(text)}</title></rect>",
-            f'<path d="M{left + low * scale:.1f} {top + 7}H{left + high * scale:.1f}" stroke="var(--text)"/>',
+            f'<path d="M{left + low * scale:.1f} {top + 7}H{left + high * scale:.1f}" stroke="var(--ink)"/>',
             f'<text x="{left + high * scale + 6:.1f}" y="{top + 11}">{middle:.4g} {escape_text(measure)}</text>',
         ]
     return _svg(parts, len(rows) * ROW_HEIGHT + 2 * GAP)
@@ -89,7 +86,7 @@ def draw_distributions(rows: Sequence[tuple[str, Sequence[float]]], measure: str
         middle = left + (min(median(samples), high) - low) * scale
         parts += [
             _label(name, left, bottom - 18),
-            f'<path d="M{middle:.1f} {bottom - height + GAP}V{bottom}" stroke="var(--text)"/>',
+            f'<path d="M{middle:.1f} {bottom - height + GAP}V{bottom}" stroke="var(--ink)"/>',
         ]
     bottom = len(rows) * height
     parts += _axis([(left, low), (left + (high - low) * scale, high)], bottom, measure)
@@ -144,7 +141,7 @@ def draw_roofline(points: Sequence[RooflinePoint], peaks: Sequence[tuple[str, fl
         ridge, start = rate / bandwidth, max(10.0 ** x_range[0], 10.0 ** y_range[0] / bandwidth)
         parts += [
             f'<path d="M{x_of(start):.1f} {y_of(start * bandwidth):.1f}L{x_of(ridge):.1f} {y_of(rate):.1f}'
-            f'H{WIDTH - 20}" stroke="var(--line)" fill="none"/>',
+            f'H{WIDTH - 20}" stroke="var(--faint)" fill="none"/>',
             f'<text x="{WIDTH - 24}" y="{y_of(rate) - 4:.1f}" text-anchor="end">{escape_text(name)}</text>',
         ]
     for point in points:
@@ -165,7 +162,8 @@ def draw_roofline(points: Sequence[RooflinePoint], peaks: Sequence[tuple[str, fl
 def as_document(svg: str) -> str:
     """Return a chart as an SVG file that contains its colours."""
     head, body = svg.split(">", 1)
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{body}'
+    style = read_style("colours.css")
+    return f'{head} class="quantkit" xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{body}'
 
 
 def _svg(parts: Sequence[str], height: float) -> str:
@@ -183,7 +181,7 @@ def _label(name: str, left: float, top: float) -> str:
 
 def _axis(marks: Sequence[tuple[float, float]], bottom: float, measure: str) -> Iterator[str]:
     for x, value in marks:
-        yield f'<path d="M{x:.1f} {bottom}v4" stroke="var(--line)"/>'
+        yield f'<path d="M{x:.1f} {bottom}v4" stroke="var(--faint)"/>'
         text = f"{value:.4g} {measure}".strip()
         yield f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{escape_text(text)}</text>'
 

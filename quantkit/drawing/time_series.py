@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, log10
 
+from quantkit.drawing.html_page import NUM_SERIES
 from quantkit.drawing.svg import escape_text
 
-WIDTH, HEIGHT = 640, 150
-LEFT, RIGHT, TOP, BOTTOM = 56, 8, 8, 22
-# Classes of the lines in the style sheet: line0 to line5.
-NUM_COLOURS = 6
-NUM_TIMES = 6
+HEIGHT, TOP, BOTTOM = 160, 8, 22
+# Left end and width of the plot in percent: it grows with the page, and the texts keep their size.
+LEFT, WIDTH = 13, 85
+# Coordinates of the plot from left to right.
+PLOT_WIDTH = 1000
+NUM_TIMES = 5
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class TimeSeries:
     def html(self) -> str:
         """Return a figure with its title, legend and SVG."""
         legend = "".join(
-            f'<span class="line{index % NUM_COLOURS}">{escape_text(name)}</span>'
+            f'<span class="series-{index % NUM_SERIES}"><i></i>{escape_text(name)}</span>'
             for index, name in enumerate(self.lines)
         )
         title = f"{escape_text(self.title)} [{escape_text(self.measure)}]"
@@ -49,24 +51,29 @@ class TimeSeries:
 
     def svg(self) -> str:
         """Return the SVG element."""
-        parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape_text(self.title)}">']
+        parts = [f'<svg class="chart" height="{HEIGHT}" role="img" aria-label="{escape_text(self.title)}">']
         parts += self._axes()
+        parts.append(
+            f'<svg x="{LEFT}%" width="{WIDTH}%" height="{HEIGHT}" viewBox="0 0 {PLOT_WIDTH} {HEIGHT}" '
+            'preserveAspectRatio="none">'
+        )
         for index, (name, values) in enumerate(self.lines.items()):
             path = "".join(self._segments(values))
             title = f"<title>{escape_text(name)}</title>"
-            parts.append(f'<path class="line{index % NUM_COLOURS}" d="{path}">{title}</path>')
-        return "\n".join([*parts, "</svg>"])
+            parts.append(f'<path class="curve series-{index % NUM_SERIES}" d="{path}">{title}</path>')
+        return "\n".join([*parts, "</svg></svg>"])
 
     def _axes(self) -> Iterator[str]:
         for fraction in (0.0, 0.5, 1.0):
             y = self._y(fraction * self.top)
-            yield f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{fraction * self.top:,.4g}</text>'
+            text = _format(fraction * self.top)
+            yield f'<line class="rule" x1="{LEFT}%" x2="{LEFT + WIDTH}%" y1="{y:.1f}" y2="{y:.1f}"/>'
+            yield f'<text class="faint end" x="{LEFT}%" dx="-6" y="{y + 4:.1f}">{text}</text>'
         end = self.seconds[-1] if self.seconds else 0.0
         step = round_up(end / NUM_TIMES)
         for number in range(int(end / step) + 1):
-            x = self._x(number * step)
-            yield f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{number * step:,.4g} s</text>'
+            x = LEFT + WIDTH * self._x(number * step) / PLOT_WIDTH
+            yield f'<text class="faint middle" x="{x:.1f}%" y="{HEIGHT - 6}">{_format(number * step)} s</text>'
 
     def _segments(self, values: Sequence[float | None]) -> Iterator[str]:
         """Yield the path of each run of values without a gap."""
@@ -78,10 +85,19 @@ class TimeSeries:
 
     def _x(self, seconds: float) -> float:
         end = self.seconds[-1] if self.seconds and self.seconds[-1] else 1.0
-        return LEFT + (WIDTH - LEFT - RIGHT) * seconds / end
+        return PLOT_WIDTH * seconds / end
 
     def _y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * min(value / self.top, 1.0)
+
+
+def _format(value: float) -> str:
+    """Format a number of an axis.
+
+    >>> _format(20000.0), _format(0.25)
+    ('20,000', '0.25')
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def round_up(value: float) -> float:

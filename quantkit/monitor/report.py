@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark.host.machine import Machine
-from quantkit.drawing import escape_text
+from quantkit.drawing import TimeSeries, escape_text, html_body, html_list, html_page, html_section, html_table
 from quantkit.formats.files import write_whole
 from quantkit.monitor.facts import JobFacts
-from quantkit.monitor.page import html_body, html_chart, html_list, html_page, html_table
 from quantkit.monitor.prove import Proof
 from quantkit.monitor.sample import JobSample
-from quantkit.monitor.series import Series, make_series
+from quantkit.monitor.series import Metric, Series, make_series
 from quantkit.monitor.verdict import Verdict, describe_evidence, describe_gap, describe_gpu
 
 # Rows of the table of threads.
@@ -159,7 +158,7 @@ class Monitoring:
 
     def html(self) -> str:
         """Return the report as one self-contained HTML page."""
-        return html_page(f"{self.verdict.kind}: {' '.join(self.command) or self.pid}", self._repr_html_())
+        return html_page(f"{self.verdict.kind}: {' '.join(self.command) or self.pid}", self._parts())
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         """Write the report to an HTML file.
@@ -172,24 +171,33 @@ class Monitoring:
 
     def _repr_html_(self) -> str:
         """Return the verdict and the charts for notebooks."""
+        return html_body(self._parts())
+
+    def _parts(self) -> list[str]:
+        """Return the HTML elements of the report."""
         command = " ".join(self.command) or f"process {self.pid}"
-        charts = [html_chart(metric, self.series.seconds) for metric in self.series.metrics]
+        charts = [_chart(metric, self.series.seconds) for metric in self.series.metrics]
         threads = [
             (thread.name, thread.pid, thread.tid, f"{thread.cpu:.2f}", f"{thread.queued:.2f}", f"{thread.locked:.0%}")
             for thread in self.facts.threads
         ]
-        return html_body(
-            [
-                f"<h1>{escape_text(self.headline)}</h1>",
-                f"<p>Next step: {escape_text(self.verdict.advice)}.</p>",
-                f"<p><code>{escape_text(command)}</code></p>",
-                *(["<h2>Proof by intervention</h2>", html_list(str(self.proof).splitlines())] if self.proof else []),
-                "<h2>Evidence</h2>",
-                html_list([*self.evidence, *(f"not available: {reason}" for reason in self.not_available)]),
-                "<h2>Time series</h2>",
-                *('<div class="charts">', *charts, "</div>"),
-                "<h2>Threads</h2>",
-                html_table(("thread", "process", "number", "cores", "queued", "locked"), threads),
-                *(f"<p>{escape_text(line)}</p>" for line in self.summary),
-            ]
-        )
+        titles = ("thread", "process", "number", "cores", "queued", "locked")
+        lines = [*self.evidence, *(f"not available: {reason}" for reason in self.not_available)]
+        proof = str(self.proof).splitlines() if self.proof else []
+        return [
+            f"<h1>{escape_text(self.headline)}</h1>",
+            f'<p class="note">Next step: {escape_text(self.verdict.advice)}.</p>',
+            f"<p><code>{escape_text(command)}</code></p>",
+            *([html_section("Proof by intervention", html_list(proof))] if proof else []),
+            html_section("Evidence", html_list(lines)),
+            html_section("Time series", f'<div class="charts">{"".join(charts)}</div>'),
+            html_section("Threads", html_table(titles, threads, numbers=range(1, len(titles)))),
+            *(f'<p class="small">{escape_text(line)}</p>' for line in self.summary),
+        ]
+
+
+def _chart(metric: Metric, seconds: tuple[float, ...]) -> str:
+    """Return the chart of a metric; empty without values."""
+    lines = {name: values for name, values in metric.values.items() if any(value is not None for value in values)}
+    maximum = 100.0 if metric.measure == "%" else None
+    return TimeSeries(metric.title, metric.measure, seconds, lines, maximum).html() if lines else ""

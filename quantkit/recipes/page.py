@@ -4,15 +4,13 @@ The layout is computed here; the script of the page shows and hides parts, and w
 security policy of the page allows no other script and no other file.
 """
 
-import base64
 import json
 from collections.abc import Mapping
-from hashlib import sha256
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from quantkit.drawing import BoxStyle, Item, Page, escape_text, render_svg, split_into_pages
+from quantkit.drawing import BoxStyle, Item, Page, escape_text, html_page, render_svg, split_into_pages
 from quantkit.ir.graph import Graph
 from quantkit.recipes.trace_document import CHANGED, SAME, function_bodies
 
@@ -20,7 +18,7 @@ from quantkit.recipes.trace_document import CHANGED, SAME, function_bodies
 MAX_LINES = 300
 
 
-def html_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
+def trace_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
     """Return the page of a trace.
 
     Args:
@@ -33,20 +31,17 @@ def html_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
     graphs = {"before": _with_bodies(before), "after": _with_bodies(after)}
     pages = {key: split_into_pages(graph) for key, graph in graphs.items()}
     nodes = {key: _with_functions(document[key]) for key in graphs}
-    script = _part("page.js")
-    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
-    return Template(_part("page.html")).substitute(
-        title=escape_text(f"{document['model']}: {len(before)} -> {len(after)} nodes"),
+    title = f"{document['model']}: {len(before)} -> {len(after)} nodes"
+    body = Template(_part("page.html")).substitute(
+        title=escape_text(title),
         recipe=escape_text(document["recipe"]),
-        digest=digest,
-        style=_part("page.css"),
-        script=script,
         steps="\n".join(_step(number, step) for number, step in enumerate(document["steps"], 1)),
         ops=_ops(document["before"]["op_counts"], document["after"]["op_counts"]),
         before=_figures(pages["before"], nodes["before"]),
         after=_figures(pages["after"], nodes["after"]),
         data=_data(nodes, pages),
     )
+    return html_page(title, [body], style=_part("page.css"), script=_part("page.js"))
 
 
 def _with_bodies(graph: Graph) -> Graph:

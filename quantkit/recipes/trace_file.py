@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quantkit import formats
 from quantkit.errors import UsageError
-from quantkit.recipes.page import html_page
+from quantkit.recipes.page import trace_page
 from quantkit.recipes.trace_document import trace_document
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def write_trace(trace: "Trace", path: Path) -> None:
     check_trace_path(path)
     document = trace_document(trace)
     if path.suffix.lower() == ".html":
-        text = html_page(document, trace.before, trace.after)
+        text = trace_page(document, trace.before, trace.after)
     else:
         text = json.dumps(document, indent=1) + "\n"
     formats.files.write_whole(path, lambda file: file.write(text.encode()))

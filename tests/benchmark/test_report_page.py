@@ -65,9 +65,10 @@ def test_page_is_complete_and_well_formed() -> None:
     assert "float &lt;b&gt;.pb" in page
     assert "<b>" not in page
     assert "conv &lt;1&gt;" in page
-    for feature in ("prefers-color-scheme:dark", "@media print", "max-width:40rem", 'name="viewport"'):
+    for feature in ("prefers-color-scheme: dark", "@media print", "max-width: 40rem", 'name="viewport"'):
         assert feature in page
-    assert "http" not in re.sub(r"xmlns=\S+", "", page)
+    assert "http:" not in re.sub(r"xmlns=\S+", "", page)
+    assert "https:" not in page
 
 
 def test_commands_repeat_the_measurements() -> None:

@@ -12,7 +12,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, run
-from quantkit.recipes.page import html_page
+from quantkit.recipes.page import trace_page
 from quantkit.recipes.trace_document import trace_document
 
 FLOAT = {"T": DType.FLOAT}
@@ -35,7 +35,7 @@ def make_page(names: list[str], recipe: str = "remove_nodes(op=Identity)") -> st
     after, trace = run(steps, before)
     for record in trace.records:
         object.__setattr__(record, "seconds", 0.001)
-    return html_page(trace_document(replace(trace, model="<model>")), before, after)
+    return trace_page(trace_document(replace(trace, model="<model>")), before, after)
 
 
 class Page(HTMLParser):
@@ -123,7 +123,7 @@ def test_functions_have_their_own_scope() -> None:
     assert [node["name"] for node in document["before"]["functions"]["double"]] == ["a", "s"]
     assert {node["fate"] for node in document["before"]["functions"]["double"]} == {"gone"}
     assert document["after"]["functions"] == {}
-    page = Page(html_page(document, before, after))
+    page = Page(trace_page(document, before, after))
     data = json.loads(page.scripts[0])
     (add,) = [node for node in data["before"]["nodes"] if node["op"] == "Add"]
     assert (add["name"], add["inputs"]) == ("functions()/double/s", ["functions()/double/a"] * 2)
