@@ -1,4 +1,28 @@
-"""Text of file sizes."""
+"""Sizes of model files, and their text."""
+
+from pathlib import Path
+
+from quantkit.formats.kinds import SUFFIXES
+from quantkit.formats.saved_model import FILE
+from quantkit.ir.graph import Graph
+
+
+def measure_size(path: Path | None, graph: Graph) -> int:
+    """Return the size of a model's file in bytes, with its weights in other files.
+
+    Args:
+        path: model file or SavedModel folder; None for a model in memory.
+        graph: graph of the model.
+
+    Returns:
+        The size of the weights for Keras files, which often hold the state of an optimizer, and for models in memory.
+    """
+    weights = sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
+    file = path / FILE if path is not None and path.is_dir() else path
+    kind = "keras" if file is None or not file.is_file() else SUFFIXES.get(file.suffix)
+    if file is None or kind == "keras":
+        return weights
+    return file.stat().st_size if kind == "tflite" else max(file.stat().st_size, weights)
 
 
 def format_size(num_bytes: int) -> str:

@@ -11,6 +11,7 @@ from quantkit.errors import GraphError, UnavailableError
 from quantkit.formats.onnx import DIALECT, node_name, value_infos, with_node_names
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
+from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.plan import Plan
@@ -31,12 +32,14 @@ class FloatFallback:
         op: its op type.
         reason: cause of the fallback.
         macs: MACs for one example; None if a shape is unknown.
+        is_layer: True for a convolution, matrix product or recurrent layer.
     """
 
     name: str
     op: str
     reason: str
     macs: int | None
+    is_layer: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Census:
         float_macs: MACs in float for one example.
         num_patterns: number of convolutions and matrix products in int8.
         unknown_macs: number of nodes with unknown MACs, by op type.
-        executed: fraction of the MACs that a runtime computes in int8 after its own rewrites, by runtime.
+        executed: fraction of the known MACs that a runtime computes in int8 after its own rewrites, by runtime.
     """
 
     table: Mapping[str, tuple[int, int]]
@@ -64,9 +67,15 @@ class Census:
     executed: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def int8_fraction(self) -> float:
-        """Fraction of the known MACs that is int8."""
-        return self.int8_macs / max(self.int8_macs + self.float_macs, 1)
+    def num_float_layers(self) -> int:
+        """Number of layers in float."""
+        return sum(fallback.is_layer for fallback in self.float_fallbacks)
+
+    @property
+    def int8_fraction(self) -> float | None:
+        """Fraction of the known MACs that is int8; None without any."""
+        total = self.int8_macs + self.float_macs
+        return self.int8_macs / total if total else None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -76,6 +85,9 @@ class Census:
             "float_fallbacks": [asdict(fallback) for fallback in self.float_fallbacks],
             "int8_macs": self.int8_macs,
             "float_macs": self.float_macs,
+            "int8_fraction": self.int8_fraction,
+            "int8_layers": self.num_patterns,
+            "float_layers": self.num_float_layers,
             "unknown_macs": dict(self.unknown_macs),
             "executed_int8_fraction": dict(self.executed),
         }
@@ -96,11 +108,15 @@ def census(
     target = find_target(plan.scheme.target)
     reasons = {**plan.float_fallbacks, **target.float_reasons(graph, plan, ranges)}
     names = (*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks)
+    layer_ops = find_roles(graph).weights_ops - find_roles(graph).pass_through_ops
     macs = count_node_macs(graph, names, samples)
     num_quantized = Counter(graph[name].op for name in names if name not in reasons)
     num_float = Counter(graph[name].op for name in names if name in reasons)
     ops = sorted({*num_quantized, *num_float}, key=lambda op: (-num_quantized[op] - num_float[op], op))
-    fallbacks = [FloatFallback(name, graph[name].op, reason, macs[name]) for name, reason in reasons.items()]
+    fallbacks = [
+        FloatFallback(name, graph[name].op, reason, macs[name], graph[name].op in layer_ops)
+        for name, reason in reasons.items()
+    ]
     return Census(
         {op: (num_quantized[op], num_float[op]) for op in ops},
         target.count_boundaries(graph, plan, reasons, quantized),
@@ -138,12 +154,12 @@ def executed_int8_fractions(
     samples: Mapping[str, tuple[int, ...]] = NO_SIZES,
     session_nodes: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> Mapping[str, float]:
-    """Return the fraction of the MACs that each runtime computes in int8 after its own rewrites.
+    """Return the fraction of the known MACs that each runtime computes in int8 after its own rewrites.
 
     Args:
         quantized: quantized graph.
         runtimes: names of runtimes; those that are not installed, do not run the graph, or do not show their nodes
-            are omitted.
+            are omitted, and all if no MACs are known.
         samples: as for `census`.
         session_nodes: names in the file of the int8 nodes, by runtime, from a session of the quantized model.
     """
@@ -157,7 +173,7 @@ def executed_int8_fractions(
     fractions = {}
     for name in runtimes:
         runtime = find_runtime(name)
-        if runtime.find_int8_nodes is None or not runtime.available().ok:
+        if runtime.find_int8_nodes is None or not macs or not runtime.available().ok:
             continue
         with suppress(GraphError, UnavailableError):
             int8_nodes: Iterable[str]
@@ -165,7 +181,9 @@ def executed_int8_fractions(
                 int8_nodes = {layers[each] for each in session_nodes[name] & layers.keys()}
             else:
                 int8_nodes = runtime.find_int8_nodes(graph)
-            fractions[name] = sum(macs.get(node, 0) for node in int8_nodes) / max(sum(macs.values()), 1)
+            total = sum(macs.get(node, 0) for node in int8_nodes)
+            if total or None not in counts.values():  # else the int8 nodes may be those with unknown MACs
+                fractions[name] = total / sum(macs.values())
     return fractions
 
 

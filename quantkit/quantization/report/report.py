@@ -181,13 +181,13 @@ class QuantizationReport:
         num_weights: number of quantized weight constants.
         census: ops by precision, float fallbacks and quantize/dequantize boundaries.
         num_bytes: size of the quantized model's file.
-        float_num_bytes: size of the float model's constants.
+        float_num_bytes: size of the float model's file; of its weights for Keras files and models in memory.
         threads: recommended thread settings.
         accuracy, latency: measurements.
         fallback: result of the accuracy search; None without ``max_drop``.
         fallback_precision: precision of the layers that the search excludes.
         max_drop: requested limit of the drop.
-        next_step: recommendation; None if the model is faster and accurate.
+        next_step: recommendation; None before the measurements.
         preprocessing: preprocessing of the calibration images, `ARRAYS_UNCHANGED`, or `UNKNOWN`.
         fine_tuning: course and effect of ``finetune``; None without it.
     """
@@ -220,6 +220,11 @@ class QuantizationReport:
         """Runtime of the quantized model, the fastest one; None if it was not run."""
         first = self.latency.first
         return self.accuracy.runtime if first is None else first.runtime
+
+    @property
+    def is_float(self) -> bool:
+        """True if all layers stay float."""
+        return not (self.census.num_patterns or self.scheme.weights_only)
 
     @property
     def preprocessing_text(self) -> str:

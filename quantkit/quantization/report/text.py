@@ -69,7 +69,7 @@ def _figures(report: "QuantizationReport") -> Iterator[tuple[str, str]]:
     yield "size", f"{format_size(report.num_bytes)}, float model {format_size(report.float_num_bytes)}"
     yield "int8 weights", f"{report.num_weights} constants"
     if not report.scheme.weights_only:
-        yield "int8 fraction of the MACs", f"{floor(1000 * census.int8_fraction) / 10:.1f} %"
+        yield "precision", _int8_text(census)
         yield "quantize/dequantize boundaries", str(census.boundaries)
     if census.executed:
         yield "int8 fraction after the rewrites of the runtime", _executed_text(census)
@@ -101,10 +101,10 @@ def _html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _size_line(report: "QuantizationReport") -> str:
-    ratio = report.float_num_bytes / max(report.num_bytes, 1)
-    change = f"{1 / ratio:.1f} times larger" if 0 < ratio < 1 else f"{ratio:.1f} times smaller"
+    before, after = report.float_num_bytes, report.num_bytes
+    change = f"{before / after:.1f} times smaller" if after < before else f"{after / max(before, 1):.1f} times larger"
     name = report.output if report.output is not None else f"{report.model} ({report.target})"
-    return f"{name}: {format_size(report.num_bytes)}, {change} than the float model"
+    return f"{name}: {format_size(after)}, {change} than the float model ({format_size(before)})"
 
 
 def _precision_lines(report: "QuantizationReport") -> Iterator[str]:
@@ -117,20 +117,30 @@ def _precision_lines(report: "QuantizationReport") -> Iterator[str]:
     yield ""
     count = census.boundaries
     boundaries = "boundary remains" if count == 1 else "boundaries remain"
-    # Rounded down, so that 100 % means all.
-    percent = floor(1000 * census.int8_fraction) / 10
-    unknown = ", ".join(f"{number} {op}" for op, number in census.unknown_macs.items())
-    excluded = f" (unknown for {unknown})" if unknown else ""
-    yield f"{percent:.1f} % of the MACs{excluded} are int8; {count} quantize/dequantize {boundaries}"
+    yield f"{_int8_text(census)}; {count} quantize/dequantize {boundaries}"
     if report.provenance.trained:
         calibration = "" if report.provenance.count else "; no calibration data was needed"
         yield f"{report.provenance.trained} ranges come from quantization-aware training{calibration}"
     if census.executed:
-        yield f"{_executed_text(census)} of the MACs after the rewrites of the runtime"
+        macs = "known MACs" if census.unknown_macs else "MACs"
+        yield f"{_executed_text(census)} of the {macs} after the rewrites of the runtime"
+
+
+def _int8_text(census: Census) -> str:
+    """Return the int8 fraction of the MACs; the number of int8 layers if MACs are unknown."""
+    # Rounded down, so that 100 % means all.
+    percent = "" if census.int8_fraction is None else f"{floor(1000 * census.int8_fraction) / 10:.1f} %"
+    if percent and not census.unknown_macs:
+        return f"{percent} of the MACs are int8"
+    num_layers = census.num_patterns + census.num_float_layers
+    layers = f"{census.num_patterns} of {num_layers} layers are int8" if num_layers else "no layer to quantize"
+    fraction = f", {percent} of the known MACs" if census.int8_macs else ""
+    unknown = ", ".join(f"{number} {op}" for op, number in census.unknown_macs.items())
+    return f"{layers}{fraction} (MACs unknown for {unknown})" if unknown else layers
 
 
 def _executed_text(census: Census) -> str:
-    """Return the int8 fraction of the MACs in each runtime, rounded down."""
+    """Return the int8 fraction of the known MACs in each runtime, rounded down."""
     fractions = census.executed.items()
     return ", ".join(f"{find_runtime(name).title}: {floor(1000 * value) / 10:.1f} %" for name, value in fractions)
 
@@ -209,13 +219,13 @@ def _latency_lines(report: "QuantizationReport") -> Iterator[str]:
 
 
 def _comparison_line(benchmark: Benchmark) -> str:
-    """Return the latencies of all rows in one line."""
+    """Return the latencies of all rows in one line, and the rows that are not shown to be slower than the first."""
     rows = sorted(benchmark.measurements, key=lambda each: each.summary.median)
     names = [f"{each.context.model} in {each.context.runtime}" for each in rows]
     latencies = [f"{name} {format_latency(each.summary.median)} ms" for name, each in zip(names, rows, strict=True)]
     rivals = " and ".join(f"{row.label} in {row.runtime}" for row in benchmark.rivals)
     note = f"; {names[0]} is not shown to be faster than {rivals}" if rivals else ""
-    return f"on this machine, fastest first: {', '.join(latencies)}{note}"
+    return f"on this machine, {'by median' if rivals else 'fastest first'}: {', '.join(latencies)}{note}"
 
 
 def _format_count(number: int) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 from quantkit.errors import QuantkitError
 from quantkit.model import Model
-from quantkit.ops.roles import find_roles
 from quantkit.ops.semantics import is_quantized
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.calibration.trained_ranges import plan_trained
@@ -88,15 +87,11 @@ def _estimate(model: Model, target: str) -> QuantizationEstimate:
         counts = census(graph, plan, uncalibrated_ranges(plan), convert_uncalibrated(graph, plan))
     except QuantkitError as error:
         return QuantizationEstimate(problem=error.message, target=target)
-    roles = find_roles(graph)
-    layer_ops = roles.weights_ops - roles.pass_through_ops
-    num_float = sum(fallback.op in layer_ops for fallback in counts.float_fallbacks)
-    has_macs = not counts.unknown_macs and counts.int8_macs + counts.float_macs
     reasons = Counter((fallback.op, fallback.reason) for fallback in counts.float_fallbacks)
     return QuantizationEstimate(
-        counts.num_patterns + num_float,
+        counts.num_patterns + counts.num_float_layers,
         counts.num_patterns,
-        counts.int8_fraction if has_macs else None,
+        None if counts.unknown_macs else counts.int8_fraction,
         tuple(reasons.most_common()),
         target=target,
     )

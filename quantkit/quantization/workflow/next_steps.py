@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,8 +18,10 @@ from quantkit.data.preprocessing import Origin
 from quantkit.quantization.report import NextStep, QuantizationReport
 from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.targets import Target, find_target, targets
+from quantkit.quantization.targets.base import BFLOAT16
 from quantkit.quantization.workflow.host import find_bfloat16_instruction
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
+from quantkit.runtimes import find_runtime
 
 # A lower agreement with the float model leads to a recommendation.
 GOOD_AGREEMENT = 0.98
@@ -39,6 +42,7 @@ class Commands:
         data: dataset for the accuracy.
         flags: flags about inputs, outputs, recipe and preprocessing.
         preprocessing: the preprocessing flags among them.
+        is_held_out: True if the accuracy is measured on other samples than the calibration samples.
     """
 
     model: str
@@ -47,6 +51,7 @@ class Commands:
     data: str = "DATA"
     flags: tuple[str, ...] = ()
     preprocessing: tuple[str, ...] = ()
+    is_held_out: bool = False
 
     @classmethod
     def of(cls, model: str, target: Target, options: Options) -> Self:
@@ -60,12 +65,19 @@ class Commands:
         preprocessing = _preprocessing_flags(options.preprocessing)
         flags = (*_flags(options, "inputs", "outputs", "recipe"), *preprocessing)
         output = options.output or Path(f"OUTPUT{target.suffixes[0]}")
-        return cls(model, output, source, _path_text(held_out, cls.data), flags, preprocessing)
+        is_held_out = options.held_out is not None or options.max_drop is not None
+        return cls(model, output, source, _path_text(held_out, cls.data), flags, preprocessing, is_held_out)
 
     def quantize(self, target: str, *more: str, output: Path | None = None) -> str:
         """Return the quantize command for a target with further flags."""
         arguments = ("-o", str(output or self.output), "--target", target, *self.source, *more, *self.flags)
         return _command("quantize", self.model, *arguments)
+
+    def store_weights(self, target: str) -> str:
+        """Return the quantize command for the weights alone."""
+        return _command(
+            "quantize", self.model, "-o", str(self.output), "--target", target, "--weights-only", *self.flags
+        )
 
     def quantize_again(self, target: str) -> str:
         """Return the quantize command for another target, with another output file."""
@@ -86,6 +98,10 @@ class Commands:
         """Return the compare command for the float and the quantized model."""
         return _command("compare", self.model, str(self.output), "--data", self.data, *self.preprocessing)
 
+    def evaluate_further(self) -> str:
+        """Return the evaluate command for the quantized model on other samples."""
+        return _command("evaluate", str(self.output), "--reference", self.model, "--data", "DATA", *self.preprocessing)
+
     def evaluate_float(self) -> str:
         """Return the evaluate command for the float model."""
         return _command("evaluate", self.model, "--data", self.data, *self.preprocessing)
@@ -95,14 +111,46 @@ class Commands:
         return _command("summarize", self.model)
 
 
-def recommend(report: QuantizationReport, commands: Commands) -> NextStep | None:
-    """Return the next step if the quantized model is not accurate, or not faster; else None."""
+def recommend(report: QuantizationReport, commands: Commands) -> NextStep:
+    """Return the next step: for doubtful outputs, a float model, low accuracy or no speed-up, else the next check."""
     if report.accuracy.doubts:
         return recommend_for_doubts(report, commands)
+    if report.is_float:
+        return recommend_for_float(report, commands)
     accuracy, speed = recommend_for_accuracy(report, commands), recommend_for_speed(report, commands)
     if accuracy is not None and speed is not None:
         return NextStep(f"{accuracy.reason}; {speed.reason}", accuracy.command, speed.causes)
-    return accuracy or speed
+    return accuracy or speed or recommend_check(report, commands)
+
+
+def recommend_for_float(report: QuantizationReport, commands: Commands) -> NextStep:
+    """Return the most frequent reason of float layers, with the command that can still improve the model."""
+    reasons = Counter(node.reason for node in report.census.float_fallbacks if node.is_layer)
+    if not reasons:
+        reason = "the model has no convolution or matrix product to quantize; in float, the choice of a runtime is left"
+        return NextStep(reason, _command("benchmark", commands.model))
+    reason, count = reasons.most_common(1)[0]
+    layers = f" ({count} of {reasons.total()} layers)" if count < reasons.total() else ""
+    command = _command("benchmark", commands.model)
+    if report.max_drop is not None:
+        command = commands.quantize(report.target, "--max-drop", f"{report.max_drop:g}", "--finetune", "10m")
+    elif "--weights-only" in reason:
+        command = commands.store_weights(report.target)
+    return NextStep(f"no layer is int8: {reason}{layers}", command)
+
+
+def recommend_check(report: QuantizationReport, commands: Commands) -> NextStep:
+    """Return the check that is left for a model without a known fault."""
+    pair = (commands.model, str(commands.output))
+    if report.accuracy.metrics is None and report.accuracy.failures:
+        return NextStep("no runtime here can run the quantized model; doctor lists them", _command("doctor"))
+    if report.latency.benchmark is None:
+        return NextStep("the latency was not measured", _command("benchmark", *pair))
+    if commands.is_held_out:
+        return NextStep(
+            "a page with the latency of both models", _command("benchmark", *pair, "--html", "latency.html")
+        )
+    return NextStep("the accuracy on other samples than the calibration samples", commands.evaluate_further())
 
 
 def recommend_for_doubts(report: QuantizationReport, commands: Commands) -> NextStep:
@@ -187,13 +235,15 @@ def _cause(report: QuantizationReport, commands: Commands, after: Measurement) -
         command = commands.quantize_again(target.faster_target) if target.faster_target else commands.summarize()
         return target.slow_reason, command
     boundaries = f"{census.boundaries} quantize/dequantize boundaries"
-    reason = f"{boundaries}, {100 * census.int8_fraction:.0f} % of the MACs in int8"
+    fraction = "" if census.int8_fraction is None else f", {100 * census.int8_fraction:.0f} % of the known MACs in int8"
+    reason = f"{boundaries}{fraction}"
     if report.latency.profile is not None:
         reason = f"{precision_text(report.latency.profile.models[-1])}; {boundaries}"
-    bfloat16 = _bfloat16_note(target)
+    bfloat16 = _bfloat16_note(target, runtime)
     if bfloat16:
         return f"{reason}; {bfloat16}", commands.benchmark(runtime, runtime, "--precision", "float32,bfloat16")
-    return reason, commands.summarize() if census.int8_fraction < MOST else commands.benchmark(runtime, runtime)
+    is_mostly_float = census.int8_fraction is not None and census.int8_fraction < MOST
+    return reason, commands.summarize() if is_mostly_float else commands.benchmark(runtime, runtime)
 
 
 def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> NextStep | None:
@@ -207,9 +257,10 @@ def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> Ne
     differs = "the outputs differ from the float model"
     if agreement is not None and not is_agreeing:
         differs = f"the outputs differ from the float model: agreement {100 * agreement.value:.1f} %"
-    bfloat16 = _bfloat16_note(find_target(report.target))
+    runtime = _runtime_name(report)
+    bfloat16 = _bfloat16_note(find_target(report.target), runtime)
     if bfloat16 and not is_agreeing:
-        command = commands.evaluate(_runtime_name(report), "--precision", "bfloat16")
+        command = commands.evaluate(runtime, "--precision", "bfloat16")
         return NextStep(f"{differs}; {bfloat16}", command)
     if report.scheme.weights_only or report.fallback is not None or commands.source[0] != "--calibration":
         return NextStep(f"{differs}; quantkit compare finds the first bad layer", commands.compare())
@@ -217,16 +268,16 @@ def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> Ne
     return NextStep(reason, commands.quantize(report.target, "--max-drop", "0.01"))
 
 
-def _bfloat16_note(target: Target) -> str:
-    """Return a note on bfloat16 arithmetic; empty if the processor or the target does not support it."""
+def _bfloat16_note(target: Target, runtime: str) -> str:
+    """Return a note on bfloat16 arithmetic; empty if the processor, the target or the runtime does not support it."""
     instruction = find_bfloat16_instruction()
-    if not instruction or not target.runs_bfloat16:
+    if not instruction or not target.runs_bfloat16 or BFLOAT16 not in find_runtime(runtime).precisions:
         return ""
     return f"this processor supports bfloat16 ({instruction}), which was not measured"
 
 
 def _runtime_name(report: QuantizationReport) -> str:
-    return report.runtime.name if report.runtime else report.target
+    return report.runtime.name if report.runtime else find_target(report.target).runtimes[0]
 
 
 def _command(*arguments: str) -> str:

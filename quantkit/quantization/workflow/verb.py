@@ -1,6 +1,5 @@
 """`quantize`: from a float model and data to a quantized model and its report."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +25,15 @@ from quantkit.arguments import (
 )
 from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.tasks import Score, find_task
-from quantkit.formats import name_written_files, saved_model
+from quantkit.formats import name_written_files
+from quantkit.formats.sizes import measure_size
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.report import AccuracyReport, QuantizationReport
+from quantkit.quantization.report import AccuracyReport, Latency, QuantizationReport
 from quantkit.quantization.report.census import FLOAT, census, executed_int8_fractions
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow.accuracy import try_measure_accuracy
@@ -285,7 +285,10 @@ def _write_and_measure(
         report = _report(model, conversion, replace(accuracy, doubts=doubts), fallback, file, options, samples)
         if conversion.plan.scheme.weights_only:
             report = replace(report, preprocessing=reference.preprocessing)
-        latency = measure_latency(conversion, file, options.runs, folder, options.on_progress, samples)
+        if report.is_float:
+            latency = Latency(skipped="no layer is int8")
+        else:
+            latency = measure_latency(conversion, file, options.runs, folder, options.on_progress, samples)
         report = replace(report, latency=latency)
     return replace(report, next_step=recommend(report, Commands.of(model.name, conversion.target, options)))
 
@@ -318,8 +321,8 @@ def _report(
         ranges.warnings,
         len(plan.weights),
         counts,
-        num_bytes=os.stat(file / saved_model.FILE if file.is_dir() else file).st_size,
-        float_num_bytes=sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant),
+        num_bytes=measure_size(file, conversion.quantized),
+        float_num_bytes=measure_size(model.path, model.graph),
         threads=threads.format(cores=count_cores(), runtimes=titles),
         accuracy=accuracy,
         fallback=fallback,

@@ -5,6 +5,7 @@ import pytest
 from measurements import make_latency
 
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
+from quantkit.formats.sizes import format_size
 from quantkit.quantization import Scheme
 from quantkit.quantization.ranges import Provenance
 from quantkit.quantization.report import Latency, QuantizationReport
@@ -31,7 +32,7 @@ def test_html_consists_of_tables_with_escaped_cells() -> None:
     assert page.count("<table>") == page.count("</table>") == 3
     assert "<tr><td>Conv2D</td><td>2</td><td></td></tr>" in page
     assert "<td>a&lt;b&gt;</td><td>Softmax</td><td>0.2 million</td><td>no int8 kernel &amp; no data</td>" in page
-    assert "<td>int8 fraction of the MACs</td><td>90.0 %</td>" in page
+    assert "<td>precision</td><td>90.0 % of the MACs are int8</td>" in page
     assert "<td>model</td><td>net&lt;1&gt;</td>" in page
     for text in ("<b>", "<1>", "<x>", "<max", "<them>"):
         assert text not in page
@@ -69,11 +70,47 @@ def test_each_speed_up_names_its_runtime() -> None:
     assert document["latencies"][4] == {"model": "float", "runtime": "litert", "milliseconds": 0.2, "failure": None}
 
 
+@pytest.mark.parametrize(
+    ("macs", "unknown", "executed", "lines"),
+    [
+        ((0, 0), {"MatMul": 3}, {}, ["2 of 3 layers are int8 (MACs unknown for 3 MatMul); 2 quantize"]),
+        (
+            (300, 100),
+            {"Loop": 1},
+            {"openvino": 0.5},
+            [
+                "2 of 3 layers are int8, 75.0 % of the known MACs (MACs unknown for 1 Loop); 2 quantize",
+                "OpenVINO: 50.0 % of the known MACs",
+            ],
+        ),
+        ((0, 100), {"MatMul": 2}, {}, ["2 of 3 layers are int8 (MACs unknown for 2 MatMul); 2 quantize"]),
+    ],
+)
+def test_unknown_macs_are_not_zero(
+    macs: tuple[int, int], unknown: dict[str, int], executed: dict[str, float], lines: list[str]
+) -> None:
+    layer = FloatFallback("m", "MatMul", "the weights are computed, not constant", None, is_layer=True)
+    text = str(replace(report(), census=Census({}, 2, (layer,), *macs, 2, unknown, executed)))
+    assert all(any(line.startswith(start) for line in text.splitlines()) for start in lines)
+    assert "0.0 %" not in text.replace("50.0 %", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [(4000, 1000, "4.0 times smaller"), (5136600, 6505275, "1.3 times larger"), (0, 90, "90.0 times larger")],
+)
+def test_both_sizes_are_stated(before: int, after: int, text: str) -> None:
+    line = str(replace(report(), num_bytes=after, float_num_bytes=before)).splitlines()[0]
+    assert f"{text} than the float model ({format_size(before)})" in line
+    assert f": {format_size(after)}, " in line
+
+
 def test_equal_rows_are_named() -> None:
     latency = make_latency({"float openvino": 1.0, "int8 openvino": 0.98}, spread=0.2)
-    assert "int8 in openvino is not shown to be faster than float in openvino" in str(
-        replace(report(), latency=latency)
-    )
+    text = str(replace(report(), latency=latency))
+    assert "int8 in openvino is not shown to be faster than float in openvino" in text
+    assert "on this machine, by median: int8 in openvino" in text
+    assert "fastest first" not in text
 
 
 def test_a_runtime_that_fails_is_named() -> None:

@@ -13,24 +13,27 @@ from quantkit.evaluation.classification_metrics import ClassificationMetrics, Pr
 from quantkit.quantization import Scheme
 from quantkit.quantization.ranges import Provenance
 from quantkit.quantization.report import AccuracyReport, NextStep, QuantizationReport
-from quantkit.quantization.report.census import Census
+from quantkit.quantization.report.census import Census, FloatFallback
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import Options
 
 SLOWER = make_latency({"float tensorflow": 1.0, "int8 tensorflow": 1.2})
+FASTER = make_latency({"float openvino": 1.0, "int8 openvino": 0.5, "float onnxruntime": 0.8, "int8 onnxruntime": 0.9})
+GOOD = AccuracyReport(ClassificationMetrics(100, None, None, Proportion(99, 100), 0.1))
 
 
-def recommend_after(target: str = "onnx", **measurements: Any) -> NextStep | None:
-    census = Census({}, 0, (), 1, 0, 1)
+def recommend_after(
+    target: str = "onnx", census: Census = Census({}, 0, (), 1, 0, 1), held_out: str | None = None, **measurements: Any
+) -> NextStep:
     scheme = Scheme.for_target(target)
     report = QuantizationReport("digits", None, scheme, Provenance(), (), 0, census, 1, 1, "", **measurements)
-    return recommend(report, Commands.of("digits", find_target(target), Options(calibration="images")))
+    options = Options(calibration="images", held_out=held_out)
+    return recommend(report, Commands.of("digits", find_target(target), options))
 
 
 def test_the_eightbit_target_recommends_the_tensorflow_target() -> None:
     step = recommend_after("eightbit", latency=SLOWER)
-    assert step is not None
     assert "reference kernels" in step.reason
     assert "--target tensorflow" in step.command
 
@@ -42,31 +45,28 @@ def test_bfloat16_is_recommended_on_processors_with_bfloat16(
     host, machine = import_module("quantkit.quantization.workflow.host"), this_machine()
     monkeypatch.setattr(host, "this_machine", lambda: replace(machine, isa=isa))
     step = recommend_after(latency=SLOWER)
-    assert step is not None
     assert ("bfloat16" in step.reason and step.command.endswith("--precision float32,bfloat16")) == bool(isa)
     assert ("not measured" in step.reason) == bool(isa)
     assert "amx_bf16" not in isa or "(amx_bf16)" in step.reason
     litert = recommend_after("litert", latency=SLOWER)
-    assert litert is not None
     assert "bfloat16" not in litert.reason
+    in_onnxruntime = recommend_after(latency=make_latency({"float onnxruntime": 1.0, "int8 onnxruntime": 1.2}))
+    assert "bfloat16" not in in_onnxruntime.reason + in_onnxruntime.command
 
 
 def test_an_interval_that_spans_1_is_undecided() -> None:
     """The claim "not faster" needs an interval below 1, or within the margin."""
     step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 0.9}, spread=0.2))
-    assert step is not None
     assert step.reason.startswith("undecided: int8 in openvino and float in openvino: differences below")
     assert "not faster" not in step.reason
     assert "quantkit benchmark digits@openvino OUTPUT.onnx@openvino --processes" in step.command
     step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 1.0}, spread=1.0))
-    assert step is not None
     assert "other programs delay the calls" in step.reason
     assert "--processes" not in step.command
 
 
 def test_equal_latency_is_not_faster() -> None:
     step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 1.0}))
-    assert step is not None
     assert step.reason.startswith("not faster: int8 in openvino and float in openvino: same within 2 %")
 
 
@@ -76,27 +76,52 @@ def test_the_cause_of_a_missing_speed_up_is_measured() -> None:
     latency = replace(make_latency({"float openvino": 1.0, "int8 openvino": 1.25}), profile=profile)
     assert latency.to_json()["time_by_precision"] == {"int8": 0.3, "float": 0.5, "conversion": 0.2, "transfer": 0.0}
     step = recommend_after(latency=latency)
-    assert step is not None
     expected = "30 % of the time of its ops is in int8, 50 % in float, 20 % in conversions, above all s (S)"
     assert expected in step.reason
     assert "outweigh" not in step.reason
 
 
-def test_a_faster_model_needs_no_step() -> None:
-    latencies = {"float openvino": 1.0, "int8 openvino": 0.5, "float onnxruntime": 0.8, "int8 onnxruntime": 0.9}
-    assert recommend_after(latency=make_latency(latencies)) is None
+def test_a_good_model_leads_to_the_check_that_is_left() -> None:
+    assert recommend_after(accuracy=GOOD).command == "quantkit benchmark digits OUTPUT.onnx"
+    further = recommend_after(accuracy=GOOD, latency=FASTER)
+    assert further.command == "quantkit evaluate OUTPUT.onnx --reference digits --data DATA"
+    checked = recommend_after(accuracy=GOOD, latency=FASTER, held_out="others")
+    assert checked.command == "quantkit benchmark digits OUTPUT.onnx --html latency.html"
+    assert recommend_after(accuracy=AccuracyReport(failures=("no kernel",))).command == "quantkit doctor"
+
+
+def fallback(op: str, reason: str, *, is_layer: bool = True) -> FloatFallback:
+    return FloatFallback("n", op, reason, 1, is_layer)
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "reason", "command"),
+    [
+        ([fallback("Softmax", "?", is_layer=False)], "the model has no convolution or matrix product", "benchmark"),
+        ([fallback("Gemm", "alpha")], "no layer is int8: alpha", "benchmark"),
+        ([fallback("Gemm", "alpha")] * 2 + [fallback("Conv", "b")], "no layer is int8: alpha (2 of 3 layers)", ""),
+        ([fallback("LSTM", "no kernel: --weights-only stores it")], "no layer is int8: no kernel", "--weights-only"),
+    ],
+)
+def test_a_model_without_int8_layers_leads_to_the_reason(
+    fallbacks: list[FloatFallback], reason: str, command: str
+) -> None:
+    """Two equal models are not compared, and no step quantizes the same layers again."""
+    step = recommend_after(census=Census({}, 0, tuple(fallbacks), 0, 1, 0), latency=SLOWER, accuracy=GOOD)
+    assert step.reason.startswith(reason)
+    assert command in step.command
+    assert "faster" not in step.reason
+    assert "--calibration" not in step.command
 
 
 def test_the_fastest_runtimes_are_compared() -> None:
     latencies = {"float openvino": 1.0, "int8 openvino": 0.9, "float onnxruntime": 0.5, "int8 onnxruntime": 0.7}
     step = recommend_after(latency=make_latency(latencies))
-    assert step is not None
     assert step.reason.startswith("not faster: int8 in onnxruntime and float in onnxruntime: 0.71x as fast")
 
 
 def test_another_runtime_that_is_faster_leads_to_its_target() -> None:
     step = recommend_after(latency=make_latency({"float litert": 0.1, "float openvino": 1.0, "int8 openvino": 0.5}))
-    assert step is not None
     assert "float in litert takes 0.100 ms and int8 in openvino takes 0.500 ms" in step.reason
     assert "--target litert" in step.command
 
@@ -107,14 +132,12 @@ def test_a_low_agreement_leads_to_max_drop_or_bfloat16(isa: tuple[str, ...], mon
     monkeypatch.setattr(host, "this_machine", lambda: replace(machine, isa=isa))
     low = AccuracyReport(ClassificationMetrics(100, None, None, Proportion(70, 100), 0.1))
     step = recommend_after(accuracy=low)
-    assert step is not None
     assert ("bfloat16" in step.reason and "quantkit evaluate" in step.command) == bool(isa)
     assert isa or "--max-drop 0.01" in step.command
     litert = recommend_after("litert", accuracy=low)
     assert litert is not None
     assert "--max-drop" in litert.command
-    high = AccuracyReport(ClassificationMetrics(100, None, None, Proportion(99, 100), 0.1))
-    assert recommend_after(accuracy=high) is None
+    assert "--max-drop" not in recommend_after(accuracy=GOOD).command
 
 
 def commands_after(**options: Any) -> Commands:
