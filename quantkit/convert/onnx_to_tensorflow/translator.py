@@ -197,7 +197,7 @@ class OnnxTranslator:
         if any(array is None for array, source in zip(inputs, node.inputs, strict=True) if source.node):
             return None
         try:
-            return evaluate(node, inputs)[edge.port]
+            return evaluate(node, inputs, is_folded=True)[edge.port]
         except (QuantkitError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError):
             return None
 

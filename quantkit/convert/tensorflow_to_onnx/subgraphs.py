@@ -98,7 +98,7 @@ def fold_constants(graph: Graph) -> Graph:
         if not inputs or node.controls or name in graph.endpoint_names or not all(map(_is_small_constant, inputs)):
             continue
         try:
-            values = evaluate(node, [source.value.array for source in inputs], MAX_FOLDED_BYTES)
+            values = evaluate(node, [source.value.array for source in inputs], MAX_FOLDED_BYTES, is_folded=True)
         except QuantkitError:
             continue
         for port, value in enumerate(values):

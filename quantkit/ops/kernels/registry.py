@@ -12,7 +12,7 @@ from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.limits import check_size
-from quantkit.ops.kernel_errors import KERNEL_ERRORS, kernel_error
+from quantkit.ops.kernel_errors import KERNEL_ERRORS, check_nan, kernel_error
 from quantkit.ops.kernels.output_sizes import OutputSize, sum_of_inputs
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
@@ -69,13 +69,16 @@ def output_bytes(node: Node, inputs: Sequence[Array]) -> int:
     return num_elements * (width or max((array.itemsize for array in inputs), default=1))
 
 
-def evaluate(node: Node, inputs: Sequence[Array], max_bytes: int | None = None) -> tuple[Array, ...]:
+def evaluate(
+    node: Node, inputs: Sequence[Array], max_bytes: int | None = None, *, is_folded: bool = False
+) -> tuple[Array, ...]:
     """Compute the outputs of one node.
 
     Args:
         node: node to compute; only its op and attributes are used.
         inputs: one array per data input; the kernel does not change the arrays.
         max_bytes: maximum size of an output (default: ``max_constant_bytes`` of the limits in effect).
+        is_folded: True if constants replace the node, so that values that depend on the runtime are an error.
 
     Returns:
         One array per output, in order of ports; outputs can share memory with the inputs.
@@ -94,7 +97,10 @@ def evaluate(node: Node, inputs: Sequence[Array], max_bytes: int | None = None) 
             hint="run the graph in TensorFlow: --runtime tensorflow, or --evaluate-with tensorflow when folding",
         )
     check_size(f"node {node.name!r} ({node.op}) computes", output_bytes(node, inputs), max_bytes)
-    return function(node, inputs)
+    outputs = function(node, inputs)
+    if is_folded:
+        check_nan(node, inputs, outputs)
+    return outputs
 
 
 def _guard(function: Kernel) -> GuardedKernel:

@@ -93,7 +93,7 @@ class _Inference:
             arrays = [None if value is None else value.array for value in inputs]
         if node.op in ("Expand", "ConstantOfShape", "Tile", "Range") and not self._is_small(node, constants):
             return False
-        for port, array in enumerate(evaluate(node, arrays)):
+        for port, array in enumerate(evaluate(node, arrays, is_folded=True)):
             if array.size > MAX_ELEMENTS:
                 return False
             edge = Edge(node.name, port)

@@ -26,7 +26,7 @@ SHAPE_OPS = frozenset({"Shape", "ShapeN", "Rank", "Size"})
 
 def evaluate_with_kernels(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...] | None:
     """Compute the outputs with quantkit's NumPy kernels; None for an op without a kernel."""
-    return kernels.evaluate(node, list(inputs)) if kernels.has_kernel(node.op) else None
+    return kernels.evaluate(node, list(inputs), is_folded=True) if kernels.has_kernel(node.op) else None
 
 
 @transform(services=("evaluate",), dialects=("tensorflow", "onnx"))

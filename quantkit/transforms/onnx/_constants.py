@@ -109,7 +109,7 @@ class _ConstantFolding:
             return ""
         arrays = [self.values[edge].array if edge.node else None for edge in node.inputs]
         try:
-            results = evaluate(node, arrays, self.facts.opset)
+            results = evaluate(node, arrays, self.facts.opset, is_folded=True)
         except QuantkitError as error:
             return f"evaluation fails: {error.message.splitlines()[0]}"
         for port, array in enumerate(results):

@@ -6,6 +6,7 @@ import pytest
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ir.text import from_text
 from quantkit.runtimes import open_session
 from quantkit.transforms.plugins import find_transform
 
@@ -163,3 +164,74 @@ def test_values_without_folded_consumer_are_not_loaded() -> None:
     read = Node("read", "Identity", (Edge("w"),), attrs=FLOAT)
     folded = fold_constants(graph_of(weights, read, Node("y", "MatMul", (Edge("x"), Edge("read")), attrs=FLOAT)))
     assert folded["y"].inputs == (Edge("x"), Edge("w"))
+
+
+NAN, INF = float("nan"), float("inf")
+ONNX = "dialect: onnx\ninputs: x\noutputs: y\nx = Placeholder[1x3]()\n"
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "n = ArgMin(c, axis=1)",
+        "n = ArgMax(c, axis=1, select_last_index=1)",
+        "n = ReduceMax(c)",
+        "n = ReduceMin(c, keepdims=0)",
+        "n = Hardmax(c)",
+        "n = Relu(c)",
+        "n = Max(c, one)",
+        "n = Clip(one, c)",
+        "n = MaxPool(image, kernel_shape=[2])",
+        "n = Pow(minus, half)",
+    ],
+)
+def test_values_that_depend_on_the_runtime_are_not_folded(node: str) -> None:
+    constants = "c = Constant([[0.0, nan, -1.0]])\none = Constant(1.0)\nimage = Constant([[[nan, 0.0, 1.0]]])\n"
+    more = "minus = Constant([-inf, -2.0])\nhalf = Constant(0.5)\n"
+    outcome = fold_constants.outcome(from_text(f"{ONNX}{constants}{more}{node}\ny = Where(x, x, n)"))
+    assert outcome.graph["n"].op == node.split()[2].partition("(")[0]
+    assert [skip.node for skip in outcome.skips] == ["n"]
+    assert "NaN depends on the runtime" in outcome.skips[0].reason
+
+
+@pytest.mark.parametrize(
+    ("node", "value"),
+    [
+        ("n = Add(c, c)", [[0, NAN, -2]]),
+        ("n = IsNaN(c)", [[False, True, False]]),
+        ("n = Transpose(c, perm=[1, 0])", [[0], [NAN], [-1]]),
+        ("n = ReduceLogSumExp(i, keepdims=0)", INF),
+        ("n = CumSum(i, zero, exclusive=1)", [0, 1, INF]),
+        ("n = ReduceMax(i, keepdims=0)", INF),
+    ],
+)
+def test_nan_and_infinity_that_all_runtimes_agree_on_are_folded(node: str, value: object) -> None:
+    constants = "c = Constant([[0.0, nan, -1.0]])\ni = Constant([1.0, inf, 2.0])\nzero = Constant[int64](0)\n"
+    folded = fold_constants(from_text(f"{ONNX}{constants}{node}\ny = Where(x, x, n)"))
+    np.testing.assert_array_equal(folded["n"].value.array, value)
+
+
+@pytest.mark.parametrize("node", ["ArgMax(c, axis)", "Max(c, axes)", "TopKV2(c, two)", "Maximum(c, c)", "Round(c)"])
+def test_tensorflow_ops_keep_constants_with_nan(node: str) -> None:
+    outcome = fold_constants.outcome(
+        from_text(
+            "inputs: x\noutputs: n\nx = Placeholder[3]()\nc = Const([0.0, nan, -1.0])\naxis = Const[int32](0)\n"
+            f"axes = Const[int32]([0])\ntwo = Const[int32](2)\nn = {node}"
+        )
+    )
+    assert outcome.graph["n"].op == node.partition("(")[0]
+    assert "NaN depends on the runtime" in outcome.skips[0].reason
+
+
+def test_sizes_do_not_come_from_values_that_depend_on_the_runtime() -> None:
+    nodes = """
+        c = Constant([0.0, nan, -1.0])
+        largest = ReduceMax(c, keepdims=0)
+        zero = Constant(0.0)
+        is_less = Less(largest, zero)
+        one = Constant[int64]([1])
+        three = Constant[int64]([3])
+        size = Where(is_less, one, three)
+        y = Expand(x, size)
+    """
+    assert {"largest", "is_less", "size"} <= fold_constants(from_text(ONNX + nodes)).nodes.keys()

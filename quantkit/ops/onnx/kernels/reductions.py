@@ -23,7 +23,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Array:
-    largest = np.max(x, axis=axis, keepdims=True)
+    largest = np.nan_to_num(np.max(x, axis=axis, keepdims=True), nan=np.nan, posinf=0, neginf=0)
     total = np.log(np.sum(np.exp(x - largest), axis=axis, keepdims=True)) + largest
     return np.asarray(total if keepdims else np.squeeze(total, axis))
 
@@ -51,8 +51,10 @@ def _arg_extreme(call: Call) -> Array:
 def _cumulative_sum(call: Call) -> Array:
     x, axis = call.array(0), int(call.array(1).reshape(()))
     x = np.flip(x, axis) if call.attr("reverse", 0) else x
+    if call.attr("exclusive", 0):
+        x = np.roll(x, 1, axis)
+        np.moveaxis(x, axis, 0)[:1] = 0
     result = np.cumsum(x, axis, dtype=x.dtype)
-    result = result - x if call.attr("exclusive", 0) else result
     return np.flip(result, axis) if call.attr("reverse", 0) else result
 
 

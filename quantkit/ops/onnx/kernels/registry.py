@@ -14,7 +14,7 @@ from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.limits import check_size
-from quantkit.ops.kernel_errors import KERNEL_ERRORS, kernel_error
+from quantkit.ops.kernel_errors import KERNEL_ERRORS, check_nan, kernel_error
 
 # Opset that applies if the caller gives no opset.
 LATEST_OPSET = 25
@@ -102,13 +102,16 @@ def has_kernel(op: str) -> bool:
     return op in KERNELS
 
 
-def evaluate(node: Node, inputs: Sequence[Array | None], opset: int = LATEST_OPSET) -> tuple[Array, ...]:
+def evaluate(
+    node: Node, inputs: Sequence[Array | None], opset: int = LATEST_OPSET, *, is_folded: bool = False
+) -> tuple[Array, ...]:
     """Compute the outputs of one node of dialect ``onnx``.
 
     Args:
         node: node to compute; only its op and attributes are used.
         inputs: one array per input, None for an omitted input; the kernel does not change the arrays.
         opset: version of the standard operator set.
+        is_folded: True if constants replace the node, so that values that depend on the runtime are an error.
 
     Returns:
         One array per output; outputs can share memory with the inputs.
@@ -131,9 +134,12 @@ def evaluate(node: Node, inputs: Sequence[Array | None], opset: int = LATEST_OPS
         _check_size(call)
         with np.errstate(all="ignore"):
             result = function(call)
-        return tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
+        outputs = tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
     except KERNEL_ERRORS as error:
         raise kernel_error(node, inputs, error) from error
+    if is_folded:
+        check_nan(node, inputs, outputs)
+    return outputs
 
 
 def _check_size(call: Call) -> None:
