@@ -8,7 +8,9 @@ A checksum is a CRC-32C rotated by 15 bits plus a constant, so that checksums of
 effective.
 """
 
+import io
 import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +26,9 @@ _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _MASK = 0xA282EAD8
 _GZIP = b"\x1f\x8b"
+# zlib reads the header of either format.
+_ANY_FORMAT = 32 + zlib.MAX_WBITS
+_BLOCK_BYTES = 1 << 20
 # Size from which a list of records is processed at once.
 BATCH_BYTES = 4 << 20
 
@@ -48,11 +53,70 @@ def is_tfrecord(path: Path) -> bool:
     if ".tfrecord" in path.name.lower():
         return True
     try:
-        with path.open("rb") as file:
-            start = file.read(_HEADER.size)
-    except OSError:
+        with _open_records(path) as file:
+            return _is_header(file.read(_HEADER.size))
+    except (OSError, EOFError, zlib.error):
         return False
+
+
+def compression_of(path: Path) -> str:
+    """Return the compression of a TFRecord file as ``tf.data`` names it: ``GZIP``, ``ZLIB``, or an empty string.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(_HEADER.size)
+    if _is_header(start) or len(start) < 2:
+        return ""
+    if start.startswith(_GZIP):
+        return "GZIP"
+    is_zlib = start[0] & 15 == zlib.DEFLATED and start[0] >> 4 <= 7 and int.from_bytes(start[:2], "big") % 31 == 0
+    return "ZLIB" if is_zlib else ""
+
+
+def _is_header(start: bytes) -> bool:
     return len(start) == _HEADER.size and _HEADER.unpack(start)[1] == masked_checksum(start[:8])
+
+
+class _DecompressedFile(io.RawIOBase):
+    """Content of a GZIP file, with all of its members, or of a ZLIB file.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._stream, self._data = zlib.decompressobj(_ANY_FORMAT), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = b""
+        while not content:
+            if self._stream.eof:
+                self._data = self._stream.unused_data or self._file.read(_BLOCK_BYTES)
+                if not self._data.startswith(_GZIP):
+                    return 0
+                self._stream = zlib.decompressobj(_ANY_FORMAT)
+            self._data = self._data or self._file.read(_BLOCK_BYTES)
+            if not self._data:
+                raise EOFError
+            content = self._stream.decompress(self._data, len(buffer))
+            self._data = self._stream.unconsumed_tail
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _open_records(path: Path) -> BinaryIO:
+    """Open a TFRecord file, which may be compressed."""
+    return io.BufferedReader(_DecompressedFile(path), _BLOCK_BYTES) if compression_of(path) else path.open("rb")
 
 
 def record_offsets(path: Path) -> list[int]:
@@ -63,11 +127,15 @@ def record_offsets(path: Path) -> list[int]:
     """
     offsets: list[int] = []
     try:
-        size = path.stat().st_size
+        size, end = path.stat().st_size, 0
+        if compression := compression_of(path):
+            raise InputError(
+                f"{path} is compressed ({compression})",
+                hint="decompress the file with gunzip"
+                if compression == "GZIP"
+                else f"read it with tf.data.TFRecordDataset(path, {compression!r}), and write it without compression",
+            )
         with path.open("rb") as file:
-            if file.read(2) == _GZIP:
-                raise InputError(f"{path} is compressed", hint="decompress the file with gunzip")
-            end = 0
             while end < size:
                 offsets.append(end)
                 file.seek(end)
@@ -101,30 +169,43 @@ def read_record(path: Path, offset: int) -> bytes:
 def find_damaged_record(path: Path) -> str:
     """Return a description of the first damaged record of a file; empty if every checksum matches.
 
+    The file may be compressed. Offsets are those of its decompressed content.
+
     Raises:
-        InputError: the file cannot be read, is compressed or truncated, or the length of a record is damaged.
+        InputError: the file is empty or truncated, or the length of a record or the compressed data is damaged.
+        OSError: the file cannot be read.
     """
-    offsets = record_offsets(path)
+    number = 0
     try:
-        with path.open("rb") as file:
-            for batch in _batches(file, offsets):
+        with _open_records(path) as file:
+            for batch in _batches(file, path):
                 checksums = crc32c_of_each([data for _, data, _ in batch])
-                for (number, _, stored), crc in zip(batch, checksums, strict=True):
+                for (offset, _, stored), crc in zip(batch, checksums, strict=True):
                     if _CHECKSUM.unpack(stored)[0] != mask_checksum(int(crc)):
-                        return f"record {number} at byte {offsets[number]} has a wrong checksum"
-    except OSError as error:
-        raise _read_error(path, error) from None
+                        return f"record {number} at byte {offset} has a wrong checksum"
+                    number += 1
+    except EOFError:
+        raise InputError(f"{path} is truncated in record {number}") from None
+    except zlib.error as error:
+        raise InputError(f"{path} has damaged compressed data: {str(error).rpartition(': ')[2]}") from None
+    if not number:
+        raise InputError(f"{path} is empty")
     return ""
 
 
-def _batches(file: BinaryIO, offsets: Sequence[int]) -> Iterator[list[tuple[int, bytes, bytes]]]:
-    """Yield the number, content and stored checksum of records, several megabytes at a time."""
+def _batches(file: BinaryIO, path: Path) -> Iterator[list[tuple[int, bytes, bytes]]]:
+    """Yield the byte offset, content and stored checksum of records, several megabytes at a time."""
     batch: list[tuple[int, bytes, bytes]] = []
-    num_bytes = 0
-    for number, offset in enumerate(offsets):
-        file.seek(offset)
-        length = _HEADER.unpack(file.read(_HEADER.size))[0]
-        batch.append((number, file.read(length), file.read(_CHECKSUM.size)))
+    offset = num_bytes = 0
+    while header := file.read(_HEADER.size):
+        length = _length(header, path, offset)
+        content = bytearray()  # grows with the data of the file: a damaged length allocates no memory
+        while (missing := length + _CHECKSUM.size - len(content)) and (block := file.read(min(missing, _BLOCK_BYTES))):
+            content += block
+        if missing:
+            raise InputError(f"{path} is truncated at byte {offset + _HEADER.size + len(content)}")
+        batch.append((offset, bytes(content[:length]), bytes(content[length:])))
+        offset += _HEADER.size + length + _CHECKSUM.size
         num_bytes += length
         if num_bytes >= BATCH_BYTES:
             yield batch

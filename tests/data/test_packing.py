@@ -329,6 +329,17 @@ def test_verification_finds_a_flipped_bit(images: Path, tmp_path: Path) -> None:
     assert "is truncated" in verify(folder).problems[files[0].name]
 
 
+def test_files_of_other_writers_are_not_packed_again(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "other.tfrecord", [b"record"])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckError, match="1 of 1 files are damaged") as caught:
+        verify(path).check()
+    assert caught.value.hint == "copy or download the damaged files again"
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8" + bytes(100))
+    with pytest.raises(InputError, match=r"photo\.jpg is not a TFRecord file"):
+        verify(tmp_path / "photo.jpg")
+
+
 def test_damaged_indexes_are_rejected_and_damaged_journals_are_ignored(images: Path, tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     pack(images, folder, workers=1)

@@ -1,6 +1,9 @@
 """TFRecord files of a test writer and of TensorFlow."""
 
+import gzip
 import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,16 @@ from hypothesis import strategies as st
 from records import example, write_records
 
 from quantkit.errors import InputError
-from quantkit.formats.tfrecord import crc32c, is_tfrecord, masked_checksum, parse_example, read_record, record_offsets
+from quantkit.formats.tfrecord import (
+    compression_of,
+    crc32c,
+    find_damaged_record,
+    is_tfrecord,
+    masked_checksum,
+    parse_example,
+    read_record,
+    record_offsets,
+)
 
 
 @given(st.binary(max_size=300))
@@ -80,6 +92,53 @@ def test_example_is_parsed(tmp_path: Path) -> None:
     assert np.asarray(features["values"]).tolist() == [0.5, 2]
     with pytest.raises(InputError, match=r"one is not a tf\.train\.Example"):
         parse_example(b"\xff\xff\xff", "one")
+
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "GZIP": gzip.compress,
+    "GZIP, two members": lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),
+    "GZIP, padded": lambda data: gzip.compress(data) + bytes(100),
+    "ZLIB": zlib.compress,
+    "ZLIB, level 9": lambda data: zlib.compress(data, 9),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_compressed_records_are_verified(name: str, tmp_path: Path) -> None:
+    path = write_records(tmp_path / "train-00000", [b"first", b"", b"third" * 1_000_000, b"last" * 10])
+    plain, compress = path.read_bytes(), COMPRESSIONS[name]
+    path.write_bytes(compress(plain))
+    assert is_tfrecord(path)
+    assert compression_of(path) == name[:4]
+    assert find_damaged_record(path) == ""
+    damaged = bytearray(plain)
+    damaged[-10] ^= 1
+    path.write_bytes(compress(bytes(damaged)))
+    assert find_damaged_record(path) == "record 3 at byte 5000053 has a wrong checksum"
+    path.write_bytes(compress(plain[:-1]))
+    with pytest.raises(InputError, match="is truncated at byte 5000108"):
+        find_damaged_record(path)
+    path.write_bytes(zlib.compress(plain)[:-20] if name.startswith("ZLIB") else gzip.compress(plain)[:-20])
+    with pytest.raises(InputError, match="is truncated in record"):
+        find_damaged_record(path)
+    with pytest.raises(InputError, match=rf"is compressed \({name[:4]}\)"):
+        record_offsets(path)
+
+
+def test_damaged_compressed_data_is_found(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a", [np.random.default_rng(0).bytes(5000)])
+    data = bytearray(gzip.compress(path.read_bytes()))
+    data[-8] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="damaged compressed data: incorrect data check"):
+        find_damaged_record(path)
+
+
+def test_uncompressed_records_are_not_taken_for_compressed_ones(tmp_path: Path) -> None:
+    for size in (0x1F8B, 0x8B1F, 0x0178, 0x9C78):
+        path = write_records(tmp_path / "a", [bytes(size)])
+        assert compression_of(path) == ""
+        assert find_damaged_record(path) == ""
 
 
 @pytest.mark.engine

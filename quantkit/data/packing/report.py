@@ -106,11 +106,13 @@ class VerificationResult:
         problems: description of the damage by file name; empty for an intact file.
         num_bytes: size of all files.
         seconds: duration of the call.
+        packed: names of the files that `pack` wrote.
     """
 
     problems: Mapping[str, str]
     num_bytes: int
     seconds: float
+    packed: frozenset[str] = frozenset()
 
     @property
     def ok(self) -> bool:
@@ -127,7 +129,9 @@ class VerificationResult:
         if damaged:
             raise CheckError(
                 f"{len(damaged)} of {len(self.problems)} files are damaged: {', '.join(damaged[:3])}",
-                hint="remove the damaged files, and pack the source again: only they are written",
+                hint="remove the damaged files, and pack the source again: only they are written"
+                if self.packed.issuperset(damaged)
+                else "copy or download the damaged files again",
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def verify(
         on_progress: receives the number of finished files.
 
     Raises:
-        InputError: the path does not exist, or contains neither an index nor TFRecord files.
+        InputError: the path does not exist, contains neither an index nor TFRecord files, or cannot be read.
     """
     require_path(path=path)
     require_positive(**without_none(workers=workers))
@@ -43,7 +43,8 @@ def verify(
             problems[file.name] = problem
             on_progress(Progress("verifying", len(problems), len(checks)))
     num_bytes = sum(map(_file_size, {file for file, _ in checks}))
-    return VerificationResult(problems, num_bytes, monotonic() - started)
+    packed = frozenset(file.name for file, shard in checks if shard)
+    return VerificationResult(problems, num_bytes, monotonic() - started, packed)
 
 
 def _list_checks(path: Path) -> list[tuple[Path, Shard | None]]:
@@ -72,7 +73,10 @@ def _single(path: Path) -> tuple[Path, Shard | None]:
     name = path.name.partition("-0")[0]
     if (index := path.with_name(f"{name}{_INDEX_SUFFIX}")).exists():
         shards = read_index(index).shards
-    return path, next((shard for shard in shards if shard.file == path.name), None)
+    shard = next((shard for shard in shards if shard.file == path.name), None)
+    if shard is None and not is_tfrecord(path):
+        raise InputError(f"{path} is not a TFRecord file, or its first record is damaged", hint="give another file")
+    return path, shard
 
 
 def _file_size(file: Path) -> int:
@@ -99,5 +103,7 @@ def _describe_damage(check: tuple[Path, Shard | None]) -> str:
         return find_damaged_record(file) or "the content differs from the index, with intact records"
     except InputError as error:
         return error.message
+    except PermissionError:
+        raise InputError(f"{file} cannot be read: permission denied", hint="change its permissions") from None
     except OSError as error:
         return f"the file cannot be read: {(error.strerror or 'unknown error').lower()}"
