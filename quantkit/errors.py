@@ -12,6 +12,9 @@ from difflib import get_close_matches
 
 # Keras appends the whole configuration of a layer that it cannot create.
 _MAX_LINE_LENGTH = 200
+# A line of code that a message quotes: AutoGraph and TensorFlow's calls of Python functions quote the code of the user.
+_FRAME = re.compile(r'File "([^"]+)", (line \d+, in \S+)')
+_LIBRARY = re.compile("^<|[/\\\\](site|dist)-packages[/\\\\]")
 _PASSWORD = re.compile(r"(://[^\s/?#:@]*:)[^\s/?#]*(@)")
 
 
@@ -94,8 +97,25 @@ def one_line(text: str) -> str:
     >>> one_line("bad byte \x00 at 7.\nmore")
     'bad byte \\x00 at 7'
     """
+    if quoted := quoted_error(text):
+        return printable(quoted)
     line = (text.strip().splitlines() or [""])[0][:_MAX_LINE_LENGTH]
     return printable(line).rstrip(". ")
+
+
+def quoted_error(text: str) -> str:
+    r"""Return the innermost error of a message that quotes the code of the user, with its line; empty without a quote.
+
+    >>> quoted_error('in user code:\n\n  File "pipe.py", line 5, in parse\n    x + y\n\n  TypeError: wrong type\n')
+    'pipe.py, line 5, in parse: TypeError: wrong type'
+    """
+    frames = list(_FRAME.finditer(text))
+    if not frames:
+        return ""
+    _, *rest = re.split(r"\n\s*\n\s*", text[frames[-1].end() :].strip(), maxsplit=1)
+    error = one_line(rest[0]) if rest else ""
+    own = [f"{frame[1]}, {frame[2]}" for frame in frames if not _LIBRARY.search(frame[1])]
+    return ": ".join([*own[-1:], error]) if error else ""
 
 
 def hide_password(text: str) -> str:

@@ -12,12 +12,15 @@ from quantkit.formats import graphdef
 from quantkit.ir.functions import Function
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.pipelines.python_lines import function_name
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 from quantkit.transforms.functions.inline_functions import inline_functions
 
 _OUTPUT = "dataset"
 # Constant with the structure of the elements in a file; no node of the pipeline uses the constant.
 _STRUCTURE = "quantkit/element_spec"
+# Ops that call a function of the process that built the graph.
+_PYTHON_CALLS = {"PyFunc": "numpy_function", "PyFuncStateless": "numpy_function", "EagerPyFunc": "py_function"}
 
 
 def to_graph(dataset: Any) -> Graph:
@@ -67,9 +70,41 @@ def to_dataset(graph: Graph, element_spec: Any) -> Any:
 
 
 def save_dataset(graph: Graph, element_spec: Any) -> bytes:
-    """Serialize the graph of a dataset with the structure of its elements."""
+    """Serialize the graph of a dataset with the structure of its elements.
+
+    Raises:
+        UnavailableError: no file can hold the dataset; see `check_portable`.
+    """
+    check_portable(graph, element_spec)
     text = json.dumps(_structure_to_json(element_spec))
     return encode(graph.with_nodes([*graph.nodes.values(), constant(_STRUCTURE, text.encode())]))
+
+
+def check_portable(graph: Graph, element_spec: Any) -> None:
+    """Check that another process can load the dataset from a file.
+
+    Raises:
+        UnavailableError: the dataset runs Python code, or its elements have a structure that files do not store.
+    """
+    if code := _python_code(graph):
+        raise UnavailableError(
+            f"no file can hold the dataset: {code}",
+            hint="omit the output, and use the printed lines in your code; or replace that code by TensorFlow ops",
+        )
+    _structure_to_json(element_spec)
+
+
+def _python_code(graph: Graph) -> str:
+    """Return a clause about the Python code that a dataset runs; empty without such code."""
+    for name in graph.library:
+        for node in graph.library[name].graph.nodes.values():
+            if call := _PYTHON_CALLS.get(node.op):
+                if "Dataset_from_generator" in name:
+                    call = "from_generator"
+                elif "__inference" in name and (caller := function_name(name)) != "function":
+                    call = f"{call} in {caller}"
+                return f"{call} runs Python code of the process that made the dataset"
+    return ""
 
 
 @public
@@ -83,7 +118,7 @@ def load_dataset(path: str) -> Any:
         A ``tf.data.Dataset``.
 
     Raises:
-        InputError: the file cannot be read, or is not a dataset.
+        InputError: the file cannot be read, is not a dataset, or runs Python code of another process.
     """
     require_path(path=path)
     tf = import_tensorflow()
@@ -94,6 +129,8 @@ def load_dataset(path: str) -> Any:
     graph = graphdef.decode(data)
     if _STRUCTURE not in graph.nodes:
         raise InputError(f"{path} is not a dataset of quantkit", hint="write it with quantkit data optimize -o FILE")
+    if code := _python_code(graph):
+        raise InputError(f"{path} cannot be used: {code}", hint="use the dataset in the program that makes it")
     spec = _structure_from_json(tf, json.loads(graph[_STRUCTURE].value.array.item()))
     return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=data), spec)
 

@@ -16,6 +16,9 @@ from quantkit.runtimes.tensorflow_library import import_tensorflow
 Clock = Callable[[], float]
 # Number of elements between two looks at the clock while elements are counted.
 _CHUNK = 64
+_NAMES = re.compile(
+    r"\{\{.*?\}\}\s*|\s*\[Op:.*|Error in user-defined function passed to \w+:\d+ transformation with iterator: [^ ]+ "
+)
 
 
 class Execution:
@@ -144,6 +147,9 @@ def translate_errors() -> Iterator[None]:
     except QuantkitError:
         raise
     except Exception as error:  # TensorFlow raises errors of many types
-        # TensorFlow adds the names of its own ops.
-        text = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", one_line(str(error))) or type(error).__name__
-        raise InputError(f"the pipeline fails: {text}", hint="check its files and functions") from error
+        raise InputError(f"the pipeline fails: {describe(error)}", hint="check its files and functions") from error
+
+
+def describe(error: Exception) -> str:
+    """Return the message of an error in a pipeline without the names that TensorFlow adds."""
+    return one_line(_NAMES.sub("", str(error))) or type(error).__name__

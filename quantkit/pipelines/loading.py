@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.arguments import expand_user, require_text
-from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean, one_line
+from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 from quantkit.transforms.plugins import UncachedLoader
+from quantkit.transforms.registry import locate
 
 
 def run_function(reference: str) -> Any:
@@ -40,6 +41,7 @@ def run_function(reference: str) -> Any:
     module = module_from_spec(spec)
     sys.modules[module.__name__] = module
     sys.path.insert(0, str(path.parent))  # the file may import its neighbors
+    function: Any = None
     try:
         spec.loader.exec_module(module)
         function = getattr(module, name, None)
@@ -50,7 +52,8 @@ def run_function(reference: str) -> Any:
     except QuantkitError:
         raise
     except (Exception, SystemExit) as error:
-        message = one_line(str(error)) or type(error).__name__
-        raise InputError(f"{reference} fails: {message}", hint="--debug prints the whole traceback") from error
+        line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
+        hint = "--debug prints the whole traceback"
+        raise InputError(f"{reference} fails: {locate(error, str(path), line)}", hint) from error
     finally:
         sys.path.remove(str(path.parent))

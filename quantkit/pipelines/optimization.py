@@ -77,13 +77,16 @@ def optimize(
     Raises:
         UsageError: `dataset` is not a ``tf.data.Dataset``, or the time is not positive.
         InputError: the pipeline fails at its first element.
-        UnavailableError: TensorFlow is not installed or cannot serialize the dataset.
+        UnavailableError: TensorFlow is not installed or cannot serialize the dataset, or `output` is given and the
+            dataset runs Python code (``numpy_function``, ``py_function``, ``from_generator``).
     """
     require_path(**without_none(output=output))
     budget = parse_duration(time_budget, "time_budget")
     if output is not None:
         check_target(expand_user(output))
     graph = bridge.to_graph(dataset)
+    if output is not None:
+        bridge.check_portable(graph, dataset.element_spec)
     optimizer = _Optimizer(graph, budget, on_progress)
     final, steps, gain = optimizer.run()
     spec = dataset.element_spec

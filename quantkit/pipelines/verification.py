@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.errors import QuantkitError, one_line
+from quantkit.errors import QuantkitError
 from quantkit.ir.functions import Function
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
-from quantkit.pipelines.execution import Execution
+from quantkit.pipelines.execution import Execution, describe
 from quantkit.pipelines.stages import (
     BATCHES,
     SHUFFLES,
@@ -101,7 +101,7 @@ def _outcomes(execution: Execution, graph: Graph) -> Iterator[tuple[Any, ...] | 
     except QuantkitError as error:
         yield error.message
     except Exception as error:  # TensorFlow raises errors of many types
-        yield one_line(str(error)) or type(error).__name__
+        yield describe(error)
     yield ""
 
 

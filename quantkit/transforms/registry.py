@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, overload
 
 from quantkit.arguments import public
-from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean
+from quantkit.errors import GraphError, QuantkitError, RecipeError, did_you_mean, quoted_error
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Rule, apply_rules, count_matches
 from quantkit.ops.validation import find_invalid_node
@@ -452,13 +452,15 @@ def _value_type(hint: Any) -> tuple[type, bool, Mapping[str, Any]] | None:
 
 
 def locate(error: BaseException, file: str, line: int | None = None) -> str:
-    """Return the message of an error, with the line of a plugin's file that raised it.
+    """Return the message of an error, with the line of the user's file that raised it.
 
     Args:
         error: the exception.
-        file: file of the plugin.
+        file: file of the user, for example a plugin.
         line: line to name if no frame of the traceback is in ``file``.
     """
+    if quoted := quoted_error(str(error)):
+        return quoted
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, QuantkitError):
         message = error.message
