@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # From the bottom to the top; see quantkit/README.md. Packages of one line do not import each other.
 LAYERS = [
-    {"quantkit.errors", "quantkit.progress", "quantkit.cores", "quantkit.memory", "quantkit.facts"},
-    {"quantkit.registry", "quantkit.arguments"},
+    {"quantkit.errors", "quantkit.progress", "quantkit.memory", "quantkit.facts"},
+    {"quantkit.registry", "quantkit.arguments", "quantkit.cores"},
     {"quantkit.limits"},
     {"quantkit.ir"},
     {"quantkit.ops"},

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.cores import available_physical_cores, is_restricted
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.formats import onnx
 from quantkit.formats.temporary import temporary_folder
@@ -135,7 +136,8 @@ def _describe_telemetry() -> str:
 def _session_options(onnxruntime: Any, options: SessionOptions) -> Any:
     config = onnxruntime.SessionOptions()
     config.log_severity_level = _LOG_FATAL_ONLY
-    config.intra_op_num_threads = options.intra_op or 0
+    # By default, ONNX Runtime pins threads to all cores of the machine, also to those that the process may not use.
+    config.intra_op_num_threads = options.intra_op or (available_physical_cores() if is_restricted() else 0)
     config.inter_op_num_threads = options.inter_op or 0
     if (options.inter_op or 1) > 1:
         # The sequential mode runs one op at a time and ignores inter_op_num_threads.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quantkit.cores import restricted_threads
 from quantkit.errors import UnavailableError
 from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.ir.graph import Graph
@@ -87,7 +88,8 @@ class Runtime:
             options: threads, device and precision.
 
         Raises:
-            UnavailableError: the runtime is not installed, or does not support the model, the device or the precision.
+            UnavailableError: the runtime is not installed, does not support the model, the device or the precision, or
+                runs threads on CPUs that this process may not use.
             UsageError: the device is not a device name.
             InputError: the file is missing or broken.
             GraphError: the runtime rejects the graph.
@@ -95,7 +97,8 @@ class Runtime:
         self._check_model(model)
         require(self.available())
         self._check_options(options)
-        return self.open_model(model, options)
+        with restricted_threads():
+            return self.open_model(model, options)
 
     def opens(self, model: Graph | Path) -> bool:
         """Return True if the dialect of a graph or the kind of a file is one of this runtime."""

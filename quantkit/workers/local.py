@@ -10,6 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from quantkit.cores import available_cpus
 from quantkit.errors import UnavailableError
 from quantkit.workers.child import BOOTSTRAP, CPP_LOG, describe_exit
 from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
@@ -123,11 +124,6 @@ def divide_resources(
         own = group if threads is None or threads <= len(group) else ()
         placements.append(WorkerResources(index, threads or max(len(group), 1), device, own, gpu))
     return tuple(placements)
-
-
-def available_cpus() -> tuple[int, ...]:
-    """Return the hardware threads of this process; empty if the system has no affinity."""
-    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
 def available_gpus() -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from quantkit.arguments import require_choice, require_positive, require_text, without_none
+from quantkit.cores import available_cpus
 from quantkit.errors import UsageError
 from quantkit.workers.cluster import Cluster
-from quantkit.workers.local import LocalCluster, available_cpus
+from quantkit.workers.local import LocalCluster
 from quantkit.workers.ray_cluster import RayCluster
 
 # Kinds of clusters: processes on this machine, and Ray.

@@ -168,6 +168,8 @@ def test_other_documents_are_rejected() -> None:
         ("tensorflow", ("libiomp5",), "libiomp5 is loaded: it reads KMP_* and OMP_*"),
         ("tensorflow", ("libgomp",), "libgomp is loaded: it reads OMP_*, not KMP_*"),
         ("reference", (), "OMP_NUM_THREADS sets the threads of NumPy's matrix products"),
+        ("reference", (), "--intra-op and --inter-op have no effect"),
+        ("openvino", (), "--intra-op and --inter-op set its threads"),
     ],
 )
 def test_each_runtime_has_one_line_on_openmp(runtime: str, libraries: tuple[str, ...], text: str) -> None:

@@ -18,6 +18,7 @@ from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.rounds import SamplingOptions
 from quantkit.benchmark.sweep import search as search_module
 from quantkit.benchmark.sweep import workflow
+from quantkit.benchmark.sweep.result import BestSettings
 from quantkit.benchmark.sweep.search import combine
 from quantkit.benchmark.sweep.space import Setting, find_settings
 from quantkit.benchmark.sweep.state import SettingTrial, SweepState
@@ -312,3 +313,11 @@ def test_wrong_combination_is_rejected(
 ) -> None:
     assert quantkit(str(tiny_model), *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("intra_op", "threads"), [(None, 2), (1, 1)])
+def test_native_code_sets_the_threads_of_a_process_with_fewer_cpus(intra_op: int | None, threads: int) -> None:
+    settings = Settings("onnxruntime", SessionOptions(intra_op=intra_op), cpus=(0, 3))
+    lines = BestSettings("m.onnx", "m.onnx", Candidate("m.onnx", Path("m.onnx"), settings)).native.splitlines()
+    assert lines[:2] == ["import os", "os.sched_setaffinity(0, {0, 3})"]
+    assert f"options.intra_op_num_threads = {threads}" in lines

@@ -10,7 +10,8 @@ from measurements import scripted_clock
 from quantkit import formats
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.worker import find_card_shapes, peak_memory, read_model, serve
-from quantkit.errors import UsageError
+from quantkit.cores import available_cpus
+from quantkit.errors import UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import load
@@ -148,3 +149,13 @@ def test_worker_ends_with_its_requests() -> None:
     responses: list[str] = []
     serve(requests(), responses.append)
     assert len(responses) == 1
+
+
+def test_affinity_is_checked_after_the_first_calls(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(cpus: frozenset[int]) -> None:
+        raise UnavailableError(f"a thread left {sorted(cpus)}", hint="omit --cpus")
+
+    monkeypatch.setattr(import_module("quantkit.benchmark.sampling.worker"), "restrict_threads", leave)
+    _, warm = ask(open_request(tiny_model), {"do": "warm_up", "calls": 1})
+    message = f"a thread left {list(available_cpus())}"
+    assert warm["error"] == {"message": message, "hint": "omit --cpus", "exit_code": 4}

@@ -1,5 +1,6 @@
 """The contract of runtimes and sessions, checked for each runtime."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from conformance_cases import CASES, Case, node, placeholder
 
+from quantkit.cores import available_cpus
 from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
@@ -69,6 +71,22 @@ def test_caller_owns_the_outputs(session: Session) -> None:
     assert all(array.max() != 7 for array in second.values())
     for name, array in again.items():
         np.testing.assert_array_equal(array, copies[name])
+
+
+@pytest.mark.skipif(len(available_cpus()) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize("threads", [{}, {"intra_op": 2}, {"inter_op": 2}])
+def test_threads_stay_on_the_cpus_of_the_process(runtime: Runtime, threads: dict[str, int]) -> None:
+    cpus, before = available_cpus(), set(os.listdir("/proc/self/task"))
+    os.sched_setaffinity(0, cpus[:1])
+    try:
+        with runtime.open(CASES["dense"].graph, SessionOptions(**threads)) as session:
+            for _ in range(3):
+                session.run(CASES["dense"].feeds(2))
+            started = set(os.listdir("/proc/self/task")) - before
+            affinities = {thread: os.sched_getaffinity(int(thread)) for thread in started}
+    finally:
+        os.sched_setaffinity(0, cpus)
+    assert not {thread: cpu for thread, cpu in affinities.items() if cpu != {cpus[0]}}
 
 
 def test_inputs_are_not_changed(session: Session) -> None:

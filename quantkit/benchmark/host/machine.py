@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from quantkit.benchmark.host.cgroup import cpu_quota, read_text
+from quantkit.cores import available_cpus
 
 # Instruction sets that determine the speed of int8 and 16-bit arithmetic on x86, and on Arm.
 ISA = (
@@ -170,7 +171,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
         memory_bytes=_memory_bytes(root),
         cache_bytes=_cache_bytes(root),
         governor=read_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        affinity=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
+        affinity=available_cpus(),
         cpu_quota=cpu_quota(root),
         gpus=_gpus(root),
         system=platform.platform(),

@@ -379,8 +379,8 @@ def openmp_text(runtime: str, libraries: Sequence[str]) -> str:
 
     >>> openmp_text("tensorflow", ["libgomp"])
     'libgomp is loaded: it reads OMP_*, not KMP_*'
-    >>> openmp_text("reference", [])
-    "this build does not use OpenMP; KMP_* have no effect; OMP_NUM_THREADS sets the threads of NumPy's matrix products"
+    >>> openmp_text("reference", [])  # doctest: +ELLIPSIS
+    "... KMP_* have no effect; OMP_NUM_THREADS sets the threads of NumPy's matrix products; --intra-op and ..."
     """
     if libraries:
         return "; ".join(
@@ -391,8 +391,8 @@ def openmp_text(runtime: str, libraries: Sequence[str]) -> str:
     variables = properties.variables if properties else {}
     effects = ["KMP_* have no effect" if variables else "KMP_* and OMP_* have no effect"]
     effects += [f"{name} {effect}" for name, effect in variables.items()]
-    if properties and properties.has_threads:
-        effects.append("--intra-op and --inter-op set its threads")
+    if properties:
+        effects.append(f"--intra-op and --inter-op {'set its threads' if properties.has_threads else 'have no effect'}")
     return "; ".join(["this build does not use OpenMP", *effects])
 
 

@@ -24,6 +24,7 @@ from quantkit.arguments import (
     without_none,
 )
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.cores import HAS_AFFINITY, available_cpus
 from quantkit.data import as_dataset
 from quantkit.errors import UsageError
 from quantkit.formats import onnx
@@ -289,12 +290,12 @@ def _check_cpus(cpus: Iterable[int]) -> tuple[int, ...]:
     unique = tuple(sorted(set(numbers)))
     if not unique:
         return ()
-    if not hasattr(os, "sched_getaffinity"):
+    if not HAS_AFFINITY:
         raise UsageError("this system has no CPU affinity", hint="omit cpus (--cpus)")
-    allowed = os.sched_getaffinity(0)
+    allowed = available_cpus()
     missing = [cpu for cpu in unique if cpu not in allowed]
     if missing:
         raise UsageError(
-            f"CPU {missing[0]} is not available", hint=f"cpus (--cpus) accepts {', '.join(map(str, sorted(allowed)))}"
+            f"CPU {missing[0]} is not available", hint=f"cpus (--cpus) accepts {', '.join(map(str, allowed))}"
         )
     return unique

@@ -33,6 +33,7 @@ from quantkit.benchmark.sampling.sampler import (
     time_streams,
     warm_up,
 )
+from quantkit.cores import available_cpus, restrict_threads
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.tensor import Array, Shape
 from quantkit.model import Model, load
@@ -89,6 +90,7 @@ class _Worker:
         self._streams: int | None = None
         self._batch = 1
         self._first_call: tuple[float, ...] = ()
+        self._cpus = frozenset(available_cpus())
 
     def respond(self, request: Document) -> Document:
         requests: Mapping[str, Callable[..., Document]] = {
@@ -164,7 +166,12 @@ class _Worker:
         return {"seconds": (*first, *done.seconds), "is_settled": done.is_settled, **self._process_facts()}
 
     def _process_facts(self) -> Document:
-        """Return the facts about the process that are known after a run."""
+        """Return the facts about the process that are known after a run.
+
+        Raises:
+            UnavailableError: a thread of the runtime left the CPUs of the process.
+        """
+        restrict_threads(self._cpus)
         if self._session is None:
             return {}
         libraries = openmp_libraries(find_runtime(self._session.runtime.name).package)

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,11 @@ class BestSettings:
         native_options = find_runtime(settings.runtime).native_options
         if native_options is None:
             return ""
-        return "\n".join([*self._process_lines, native_options(settings.options)])
+        options = settings.options
+        if settings.cpus and options.intra_op is None:
+            # By default, ONNX Runtime pins threads to all cores of the machine.
+            options = replace(options, intra_op=len(settings.cpus))
+        return "\n".join([*self._process_lines, native_options(options)])
 
     @property
     def _process_lines(self) -> list[str]:
