@@ -62,6 +62,20 @@ def limits(*, max_nodes: int | None = None, max_constant_bytes: int | None = Non
         _LIMITS.reset(token)
 
 
+def check_num_nodes(count: int) -> None:
+    """Check the number of nodes of a graph and its functions after inlining.
+
+    Raises:
+        GraphError: the number exceeds ``max_nodes`` of the limits in effect.
+    """
+    limit = current_limits().max_nodes
+    if count > limit:
+        raise GraphError(
+            f"the graph has more than {limit:,} nodes after its function calls are inlined",
+            hint="raise the limit with --max-nodes if such a graph is intended",
+        )
+
+
 def check_size(subject: str, num_bytes: int, max_bytes: int | None = None) -> None:
     """Check that a tensor is not larger than a limit, before its memory is allocated.
 

@@ -17,7 +17,7 @@ from quantkit.ir.functions import Function, Library, StoredFunction, function_na
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.names import split_reference
 from quantkit.ir.tensor import DType
-from quantkit.limits import current_limits
+from quantkit.limits import check_num_nodes
 from quantkit.ops.tensorflow.signatures import ArgDef, attribute, find_op, output_dtypes
 
 ARGUMENT, UNIQUE_ID = "_Arg", "_resource_arg_unique_id"
@@ -167,20 +167,6 @@ def check_inlined_size(graph: Graph) -> None:
         size = len(stack.pop()) + sum(sizes[name] for name in called)
         sizes[names.pop()] = size
         check_num_nodes(size)
-
-
-def check_num_nodes(count: int) -> None:
-    """Check the number of nodes of a graph and its functions after inlining.
-
-    Raises:
-        GraphError: the number exceeds ``max_nodes`` of the limits in effect.
-    """
-    limit = current_limits().max_nodes
-    if count > limit:
-        raise GraphError(
-            f"the graph has more than {limit:,} nodes after its function calls are inlined",
-            hint="raise the limit with --max-nodes if such a graph is intended",
-        )
 
 
 def _nodes_or_none(library: Library[Graph], name: str) -> Collection[Node]:

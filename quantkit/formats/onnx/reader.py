@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
+from quantkit.formats.onnx.functions import Functions, NodeMessage
 from quantkit.formats.onnx.schema import (
     ATTRIBUTE_GRAPH,
     ATTRIBUTE_TENSOR,
@@ -71,6 +72,8 @@ def decode(data: wire.Buffer | mmap.mmap, external: ExternalData | None = None) 
         return _ModelReader(view, external).graph(graph_parts, model)
     except (DecodeError, UnicodeDecodeError):
         raise InputError("a message is broken") from None
+    except RecursionError:
+        raise InputError("the subgraphs of its functions are nested too deeply") from None
 
 
 def check_opsets(data: wire.Buffer | mmap.mmap) -> None:
@@ -153,15 +156,16 @@ class _ModelReader:
         """Decode the graph from the positions of its message and the message with all other fields of the model."""
         inputs: dict[str, Node] = {}
         constants: dict[str, Node] = {}
-        messages: list[tuple[Any, dict[str, Tensor]]] = []
+        messages: list[NodeMessage] = []
         outputs, rest = [], []
+        functions = Functions(model)
         for number, kind, begin, start, end in (
             field for part in parts for field in wire.fields(self._view, part[0], part[1])
         ):
             if kind != wire.LENGTH or number not in (NODE, INITIALIZER, INPUT, OUTPUT, SPARSE):
                 rest.append(self._view[begin:end])
             elif number == NODE:
-                messages.append(self._node_message(start, end))
+                messages.append(self._node_message(start, end, functions))
             elif number == INITIALIZER:
                 node = self._initializer(start, end)
                 constants[node.name] = node
@@ -180,7 +184,7 @@ class _ModelReader:
             constants[name] = constants[name].with_(extra=inputs.pop(name).extra)
         self._edges |= {name: Edge(name) for name in (*inputs, *constants)}
         self._edges[""] = Edge("")
-        nodes = self._nodes(messages)
+        nodes = self._nodes(functions.inline(messages, self._edges))
         output_edges = [self._edge(info.name, "the list of outputs") for info in outputs]
         if any(edge.node == "" for node in nodes for edge in node.inputs):
             nodes.insert(0, ABSENT)
@@ -192,7 +196,7 @@ class _ModelReader:
             extra=model.SerializeToString(deterministic=True),
         )
 
-    def _nodes(self, messages: list[tuple[Any, dict[str, Tensor]]]) -> list[Node]:
+    def _nodes(self, messages: list[NodeMessage]) -> list[Node]:
         names = [_output_names(message) for message, _ in messages]
         for outputs in names:
             name = next(filter(None, outputs))
@@ -251,8 +255,11 @@ class _ModelReader:
         for tensor in tensors:
             inline_external_data(tensor, self._external)
 
-    def _node_message(self, start: int, end: int) -> tuple[Any, dict[str, Tensor]]:
-        """Return the message of a node without its large tensors, and these tensors by attribute name."""
+    def _node_message(self, start: int, end: int, functions: Functions) -> NodeMessage:
+        """Return the message of a node without its large tensors, and these tensors by attribute name.
+
+        A node that calls a function keeps them in its message.
+        """
         if end - start <= SMALL_BYTES:
             return parse_message("NodeProto", self._view[start:end]), {}
         small: list[wire.Buffer] = []
@@ -264,7 +271,10 @@ class _ModelReader:
                     tensors[key] = tensor
                     continue
             small.append(self._view[begin:stop])
-        return parse_message("NodeProto", b"".join(small)), tensors
+        message = parse_message("NodeProto", b"".join(small))
+        if tensors and functions.find(message) is not None:
+            return parse_message("NodeProto", self._view[start:end]), {}
+        return message, tensors
 
     def _large_attribute(self, start: int, end: int) -> tuple[str, Tensor | None]:
         positions: list[tuple[int, int]] = []

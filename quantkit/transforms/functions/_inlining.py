@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quantkit.errors import GraphError, InputError
-from quantkit.formats.graphdef.function_library import check_num_nodes, nodes_in
+from quantkit.formats.graphdef.function_library import nodes_in
 from quantkit.formats.graphdef.generic_functions import call_attrs
 from quantkit.ir.draft import Draft
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
+from quantkit.limits import check_num_nodes
 from quantkit.transforms._names import rename_nodes
 
 ARGUMENT = "_Arg"

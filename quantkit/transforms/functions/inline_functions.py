@@ -4,10 +4,11 @@ from collections.abc import Container
 from dataclasses import replace
 
 from quantkit.errors import QuantkitError
-from quantkit.formats.graphdef.function_library import check_num_nodes, names_in
+from quantkit.formats.graphdef.function_library import names_in
 from quantkit.ir.functions import Function, FunctionName, Library, function_names
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.limits import check_num_nodes
 from quantkit.ops.semantics import CALL_OPS
 from quantkit.transforms.functions._inlining import Callee, inline_calls
 from quantkit.transforms.registry import transform
