@@ -4,6 +4,7 @@ Importers, converters and the runtime share this module. TensorFlow is imported 
 """
 
 import os
+import platform
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,6 +33,8 @@ def import_tensorflow() -> Any:
     """Import the package; its log is suppressed unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
 
     Keras, a part of it, writes its configuration into the home folder unless a file is there: it gets the cache.
+    TensorFlow enables oneDNN, which has its int8 kernels, without being asked only on processors with AVX512_VNNI or
+    later.
 
     Raises:
         UnavailableError: TensorFlow is not installed.
@@ -39,6 +42,8 @@ def import_tensorflow() -> Any:
     require(available())
     with suppress_log():
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        if platform.machine() in ("x86_64", "AMD64"):
+            os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
         if not os.path.exists(os.path.expanduser("~/.keras/keras.json")):
             with suppress(InputError):
                 os.environ.setdefault("KERAS_HOME", str(cache_folder() / "keras"))

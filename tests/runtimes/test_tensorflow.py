@@ -1,3 +1,8 @@
+import os
+import platform
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -173,3 +178,15 @@ def test_bytes_of_a_broken_message_are_an_error_of_the_graph() -> None:
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x)").with_(extra=b"\x12\x02\x0a\x05")
     with pytest.raises(GraphError, match="TensorFlow cannot read the graph"):
         RUNTIME.open(graph)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN is for x86 processors")
+@pytest.mark.parametrize(("given", "expected"), [({}, "1"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")])
+def test_onednn_is_enabled_unless_the_user_disables_it(given: dict[str, str], expected: str) -> None:
+    program = (
+        "import os; from quantkit.runtimes import tensorflow_library; tensorflow_library.import_tensorflow(); "
+        "print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"} | given
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert result.stdout == f"{expected}\n"

@@ -160,7 +160,7 @@ def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array]:
         if re.search(r"Missing \d+-th output", str(error)):
             raise UnavailableError(
                 f"{error}: TensorFlow runs without oneDNN",
-                hint=f"x86 wheels of TensorFlow contain oneDNN: check that {ONEDNN} is not 0",
+                hint=f"set {ONEDNN}=1 before TensorFlow is imported; only its x86 wheels contain oneDNN",
             ) from error
         raise
 
