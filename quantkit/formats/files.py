@@ -369,14 +369,14 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def check_opsets(path: Path) -> None:
-    """Check the versions of the operator sets of an ONNX file, before a runtime opens it.
+def has_onnx_functions(path: Path) -> bool:
+    """Return True if an ONNX file has functions, without reading its graph.
 
     Raises:
-        InputError: the file cannot be read, is not an ONNX model, or a version is impossible.
+        InputError: the file cannot be read, is not an ONNX model, or the version of an operator set is impossible.
     """
     try:
-        onnx.check_opsets(_map_file(path))
+        return onnx.has_functions(_map_file(path))
     except InputError as error:
         raise InputError(f"{path} cannot be read: {error.message}", error.hint) from None
 

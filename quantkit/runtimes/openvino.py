@@ -4,6 +4,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
+from io import BytesIO
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
@@ -13,7 +14,7 @@ import numpy as np
 
 from quantkit.cores import available_cores
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
-from quantkit.formats.files import check_opsets
+from quantkit.formats.files import has_onnx_functions
 from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
@@ -70,14 +71,14 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     device = _device(core, openvino.__version__, options.gpu_index)
     config = _config(core, device, options)
     name = model.name if isinstance(model, Path) else "the graph"
-    if options.profile and (isinstance(model, Graph) or kind_of(model) == "onnx"):
+    is_onnx = isinstance(model, Graph) or kind_of(model) == "onnx"
+    # OpenVINO does not inline functions.
+    if is_onnx and (options.profile or (isinstance(model, Path) and has_onnx_functions(model))):
         model = named_onnx_graph(model)
-    data = to_onnx(model) if isinstance(model, Graph) else b""
     is_file = isinstance(model, Path)
-    if isinstance(model, Path) and kind_of(model) == "onnx":
-        check_opsets(model)
+    data = to_onnx(model) if isinstance(model, Graph) else b""
     try:
-        network = core.read_model(model) if is_file else core.read_model(data, b"")
+        network = core.read_model(model) if is_file else _read_onnx(data)
     except Exception as error:
         raise _translate_error(error, name, is_file=is_file) from error
     for port in network.inputs:
@@ -117,10 +118,16 @@ def _find_int8_nodes(graph: Graph) -> frozenset[str]:
     core = _module().Core()
     config = _config(core, "CPU", SessionOptions())
     try:
-        compiled = core.compile_model(core.read_model(to_onnx(graph), b""), "CPU", config)
+        compiled = core.compile_model(_read_onnx(to_onnx(graph)), "CPU", config)
     except Exception as error:
         raise _translate_error(error, "the graph", is_file=False) from error
     return _int8_nodes(compiled)
+
+
+def _read_onnx(data: bytes) -> Any:
+    """Return the network of an ONNX model; a search for its front end would log the errors of the other ones."""
+    front_end = importlib.import_module("openvino.frontend").FrontEndManager().load_by_framework("onnx")
+    return front_end.convert(front_end.load(BytesIO(data)))
 
 
 def _int8_nodes(compiled: Any) -> frozenset[str]:

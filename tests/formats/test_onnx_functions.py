@@ -228,3 +228,13 @@ def test_functions_nested_in_subgraphs_without_end_are_rejected() -> None:
     functions.append(function("f600", "a c", "o", [node("Neg", "a", "o")]))
     with pytest.raises((InputError, GraphError), match="nested too deeply|more than"):
         onnx.decode(model([node("f0", "x flag", "y")], functions, {"flag": np.array(True)}))
+
+
+def test_openvino_opens_a_file_with_functions(tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="pip install openvino")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model([node("block", "x w", "y")], [BLOCK], {"w": WEIGHTS}))
+    with open_session(onnx.decode(path.read_bytes()), "reference") as session:
+        expected = session.run({"x": X})["y"]
+    with open_session(path, "openvino") as session:
+        np.testing.assert_allclose(session.run({"x": X})["y"], expected, rtol=1e-5, atol=1e-5)

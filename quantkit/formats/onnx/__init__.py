@@ -7,9 +7,10 @@ In ONNX values have names, in a graph nodes have. The name of a node is the name
 The attribute ``_outputs`` has the names of all outputs of a node with several outputs. A model input is a
 ``Placeholder``, an initializer a ``Constant``; an omitted input is the node ``""`` (`ABSENT`). Operators of other
 domains have the op type ``domain.Op``. A node with subgraphs has control dependencies on the values that these use.
+Functions of a model are inlined.
 """
 
-from quantkit.formats.onnx.reader import check_opsets, decode, decode_subgraph
+from quantkit.formats.onnx.reader import decode, decode_subgraph, has_functions
 from quantkit.formats.onnx.schema import MODEL_GRAPH
 from quantkit.formats.onnx.tensors import external_data_reader
 from quantkit.formats.onnx.values import (
@@ -37,7 +38,6 @@ __all__ = [
     "MODEL_GRAPH",
     "OPSET",
     "OUTPUTS",
-    "check_opsets",
     "chunks",
     "decode",
     "decode_subgraph",
@@ -46,6 +46,7 @@ __all__ = [
     "encode",
     "encode_subgraph",
     "external_data_reader",
+    "has_functions",
     "header",
     "needs_data_file",
     "node_name",

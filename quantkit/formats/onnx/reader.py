@@ -76,13 +76,13 @@ def decode(data: wire.Buffer | mmap.mmap, external: ExternalData | None = None) 
         raise InputError("the subgraphs of its functions are nested too deeply") from None
 
 
-def check_opsets(data: wire.Buffer | mmap.mmap) -> None:
-    """Check the versions of the operator sets of a serialized ONNX model, without reading its graph.
+def has_functions(data: wire.Buffer | mmap.mmap) -> bool:
+    """Return True if a serialized ONNX model has functions, without reading its graph.
 
     Raises:
-        InputError: the bytes are not an ONNX model, or a version is impossible.
+        InputError: the bytes are not an ONNX model, or the version of an operator set is impossible.
     """
-    _split_model(memoryview(data))
+    return bool(_split_model(memoryview(data))[1].functions)
 
 
 def _split_model(view: memoryview) -> tuple[list[tuple[int, int]], Any]:
