@@ -21,8 +21,9 @@ def fuse_activations_and_norms(graph: Graph) -> Outcome:
     Replaces a form only if the opset of the graph has the op: HardSwish 14, LayerNormalization 17,
     Mish 18, Gelu 20. The opset does not change.
 
-    Skips forms whose inner tensors have other consumers, means over other axes than the last ones, and
-    parameters that are not constants of the normalized shape.
+    Skips forms whose inner tensors have other consumers, means over other axes than the last ones,
+    parameters that are not constants of the normalized shape, and activations in double or bfloat16,
+    for which ONNX Runtime has no kernel.
 
     Example:
         fuse_activations_and_norms

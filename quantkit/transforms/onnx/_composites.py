@@ -16,8 +16,8 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
-from quantkit.ir.rewrite import Outcome, Rule, apply_rules
-from quantkit.ir.tensor import Array
+from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
+from quantkit.ir.tensor import Array, DType
 from quantkit.transforms.onnx._facts import (
     GraphFacts,
     constant_value,
@@ -32,6 +32,8 @@ from quantkit.transforms.onnx._facts import (
 TOLERANCE = 1e-3
 MEAN_OPS = "ReduceMean|GlobalAveragePool"
 LAYER_NORM_OPSET, GELU_OPSET, HARD_SWISH_OPSET, MISH_OPSET = 17, 20, 14, 18
+# Element types for which ONNX Runtime has no kernel of the activations: it computes half as float.
+WITHOUT_KERNEL = frozenset({DType.DOUBLE, DType.BFLOAT16})
 
 Rewritten = list[Node] | None
 
@@ -58,10 +60,13 @@ def fuse(graph: Graph) -> Outcome:
 
 def _apply(
     rule: Callable[[GraphFacts, Graph, Node], Rewritten], facts: GraphFacts, graph: Graph, root: Node
-) -> Rewritten:
+) -> Rewritten | Skip:
     if root.name in graph.input_names or len(root.inputs) != 2 or num_outputs(root) > 1:
         return None
-    return rule(facts, graph, root)
+    nodes, dtype = rule(facts, graph, root), facts.types.get(Edge(root.name))
+    if nodes and dtype in WITHOUT_KERNEL and nodes[0].op != "LayerNormalization":
+        return Skip(f"ONNX Runtime has no {nodes[0].op} for {dtype.value}")
+    return nodes
 
 
 def _operands(node: Node) -> Iterator[tuple[Edge, Edge]]:

@@ -9,7 +9,9 @@ Sigmoid looks up single values, its float op computes a vector at once.
 from quantkit.formats import onnx
 from quantkit.formats.onnx.values import parse_message
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Graph, Node
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import DType
+from quantkit.ops.onnx.types import infer_types
 
 DOMAIN = "com.microsoft"
 SILU = f"{DOMAIN}.QuickGelu"
@@ -17,9 +19,10 @@ SILU = f"{DOMAIN}.QuickGelu"
 
 def fuse_gates(graph: Graph) -> Graph:
     """Return the ONNX graph with each SiLU as one op."""
-    draft, has_silu = Draft(graph), False
+    draft, has_silu, types = Draft(graph), False, infer_types(graph)
     for node in graph.nodes.values():
-        if node.op == "Mul" and (gate := _find_gate(graph, node)) is not None:
+        has_kernel = node.op == "Mul" and types.get(Edge(node.name)) is not DType.DOUBLE
+        if has_kernel and (gate := _find_gate(graph, node)) is not None:
             draft.replace(node.name, node.with_(op=SILU, inputs=gate.inputs, attrs={**node.attrs, "alpha": 1.0}))
             draft.remove(gate.name)
             has_silu = True
