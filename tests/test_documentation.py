@@ -24,6 +24,8 @@ PANDA = ROOT.parent / "shared" / "inception_v3" / "cropped_panda.jpg"
 # Guides with a test of their own.
 TESTED_ELSEWHERE = {"add-a-runtime.md", "add-a-target.md", "installation.md", "write-a-transform.md"}
 COMMAND = re.compile(r"^\$ (.*?(?:'\n(?:[^$].*\n)*?.*')?)\n((?:[^$\n].*\n|\n)*)", re.MULTILINE)
+# Step of a CI job.
+STEP = re.compile(r"^ *- run: (quantkit .*)$", re.MULTILINE)
 
 TRAINING = """
 import tensorflow as tf
@@ -56,9 +58,11 @@ class Page(NamedTuple):
 
 
 def read_page(path: Path) -> Page:
-    blocks = re.findall(r"^```(console|python|toml)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(console|python|toml|yaml)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
     files = {match[1]: block for _, block in blocks if (match := re.match(r"# (\S+\.(?:py|toml))\n", block))}
     commands = [command for kind, block in blocks if kind == "console" for command in COMMAND.findall(block)]
+    steps = [step for kind, block in blocks if kind == "yaml" for step in STEP.findall(block)]
+    commands += [(step, "") for step in steps]
     programs = [block for kind, block in blocks if kind == "python" and block not in files.values()]
     return Page(path.name, tuple(commands), tuple(programs), files)
 
@@ -135,6 +139,9 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         "compare": "" if "--structure" in command else "--limit 2",
     }
     command += f" {limits.get(command.split()[1], '')}"
+    if "--fail-below" in command:
+        # Few samples on a busy machine decide about no limit of a page.
+        command += " --fail-below 0.01"
     scripts = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "QUANTKIT_CACHE": str(folder / "cache")}
     return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -143,7 +150,8 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_pages_have_commands_and_programs() -> None:
     assert {name for name, _, _ in COMMANDS} >= {"README.md", "graphs.md", "quantization.md"}
     texts = [path.read_text() for path in PAGES if path.name in PAGES_HERE]
-    assert len(COMMANDS) == sum(text.count("\n$ ") for text in texts) >= 30
+    assert len(COMMANDS) == sum(text.count("\n$ ") + text.count("- run: quantkit ") for text in texts) >= 30
+    assert len([command for name, command, _ in COMMANDS if name == "ci.md"]) >= 8
     assert all(command.startswith("quantkit ") for _, command, _ in COMMANDS)
     assert len(PROGRAMS) >= 2
 

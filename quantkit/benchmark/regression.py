@@ -1,8 +1,8 @@
 """Comparison of a benchmark with a saved one of the same machine.
 
 The speed of a machine changes between two benchmarks: clock frequency, other programs, neighbors of a virtual machine.
-A fixed matrix product, the workload, therefore runs in the same rounds as the models of both benchmarks, and latencies
-are compared relative to it (`Speedup.over_saved`).
+A fixed matrix product, the workload, therefore runs in the same rounds as the models of both benchmarks, latencies are
+compared relative to it, and the interval contains its change (`Speedup.over_saved`).
 """
 
 import os
@@ -102,7 +102,9 @@ def _compare_row(
     speedup = Speedup.over_saved(before, now, workloads)
     if speedup.processes < MIN_PROCESSES:
         return Change(row.label, row.runtime, None, f"a comparison needs {MIN_PROCESSES} processes in both benchmarks")
-    return Change(row.label, row.runtime, speedup)
+    warnings = {"this": now.summary.warnings, "the saved": before.summary.warnings}
+    problem = next((f"unstable in {name} benchmark: {texts[0]}" for name, texts in warnings.items() if texts), "")
+    return Change(row.label, row.runtime, speedup, problem)
 
 
 def _find_saved(saved: Benchmark, rows: tuple[BenchmarkRow, ...], row: BenchmarkRow) -> Measurement | None:

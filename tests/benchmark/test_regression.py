@@ -46,14 +46,53 @@ def test_change_of_the_machine_is_not_a_regression(slowdown: float) -> None:
     comparison.check(0.97)
 
 
-def test_slower_model_is_a_regression_on_a_faster_machine() -> None:
-    comparison = compare(make_benchmark(0.01), make_benchmark(0.01 * 1.2 * 0.8, 0.001 * 0.8))
+def test_slower_model_is_a_regression_on_the_same_machine() -> None:
+    comparison = compare(make_benchmark(0.01), make_benchmark(0.01 * 1.2))
     with pytest.raises(
         CheckError, match=r"a.onnx in reference is 0.83x as fast as in saved.json .*, below 0.97"
     ) as caught:
         comparison.check(0.97)
     assert caught.value.exit_code == 1
     comparison.check(0.8)
+
+
+@pytest.mark.parametrize(("machine", "low", "high"), [(0.8, 0.83, 1.04), (1.25, 0.67, 0.83)])
+def test_interval_contains_the_change_of_the_machine(machine: float, low: float, high: float) -> None:
+    """A model that takes 1.2 times as long may follow the speed of the matrix product, or not."""
+    (change,) = compare(make_benchmark(0.01), make_benchmark(0.01 * 1.2 * machine, 0.001 * machine)).changes
+    assert change.speedup is not None
+    assert change.speedup.ratio == pytest.approx(1 / 1.2)
+    assert change.speedup.low < low < high < change.speedup.high
+    # More processes do not show which of both is the case.
+    assert change.speedup.is_clear
+    if change.speedup.outcome == "undecided":
+        assert "because the machine has another speed than in the saved benchmark" in str(change)
+
+
+UNSTABLE = (1.0, 1.6, 0.8, 1.5, 0.7)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+@pytest.mark.parametrize("seconds", [0.001, 0.0125, 1.0])
+def test_unstable_row_fails_no_gate_and_shows_no_difference(seconds: float, is_saved: bool) -> None:
+    factors = (UNSTABLE, PROCESSES) if is_saved else (PROCESSES, UNSTABLE)
+    saved, present = (make_benchmark(time, factors=own) for time, own in zip((0.01, seconds), factors, strict=True))
+    comparison = compare(saved, present)
+    (change,) = comparison.changes
+    assert change.speedup is not None
+    assert change.speedup.outcome == "undecided"
+    assert change.to_json()["speed_up"]["is_different"] is False
+    assert f"unstable in {'the saved' if is_saved else 'this'} benchmark: " in str(change)
+    assert comparison.lines[-1].endswith("in the same rounds: quantkit benchmark OLD NEW --fail-below RATIO")
+    comparison.check(0.97)
+
+
+def test_unstable_row_fails_the_gate_of_one_benchmark() -> None:
+    """Disturbances cancel in the rounds that both models share."""
+    rows = (make_benchmark(0.01, factors=UNSTABLE).rows[0], make_benchmark(0.02, factors=UNSTABLE, label="b").rows[0])
+    assert not any(row.measurement.summary.is_stable for row in rows if row.measurement)
+    with pytest.raises(CheckError, match="b in reference is 0.50x as fast"):
+        Benchmark(rows).check_speedups(0.97)
 
 
 def test_interval_that_contains_the_limit_passes() -> None:
@@ -181,9 +220,10 @@ def test_broken_baseline_is_an_input_error(tmp_path: Path, text: str, message: s
 
 
 def test_command_compares_with_the_saved_file(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A saved model that was 1e6 times as fast is a regression at any speed and load of the machine."""
+    """A saved model that was 1e6 times as fast is a regression at any speed of the machine."""
+    monkeypatch.setattr(import_module("quantkit.benchmark.results.measurement"), "_warnings", lambda *facts: ())
     saved = tmp_path / "saved.json"
     command = ["benchmark", f"{tiny_model}@reference", "--runs", "6", "--warmup", "1", "-q"]
     main = import_module("quantkit.cli").main

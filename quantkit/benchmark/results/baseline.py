@@ -16,7 +16,7 @@ class Change:
         label: name of the model.
         runtime: runtime that ran.
         speedup: speed-up over the saved row; None if it cannot be computed.
-        problem: reason for a missing speed-up, else empty.
+        problem: reason for a missing speed-up, or for an unstable latency; else empty.
     """
 
     label: str
@@ -28,7 +28,7 @@ class Change:
         name = f"{self.label} in {self.runtime}"
         if self.speedup is None:
             return f"{name}: no speed-up: {self.problem}"
-        advice = f"; {self.speedup.advice}" if self.speedup.outcome == "undecided" else ""
+        advice = f"; {self.problem or self.speedup.advice}" if self.speedup.outcome == "undecided" else ""
         return f"{name}: {self.speedup.verdict}{advice}"
 
     def to_json(self) -> dict[str, Any]:
@@ -66,13 +66,18 @@ class BaselineComparison:
             else "no common matrix product in both, so that changes of the machine count as changes of the model"
         )
         heading = f"speed-up over {self.file} of {self.started[:19]} UTC; {basis}:"
-        return [heading, *(f"  {change}" for change in self.changes)]
+        lines = [heading, *(f"  {change}" for change in self.changes)]
+        if any(change.speedup is not None and change.speedup.outcome == "undecided" for change in self.changes):
+            lines.append(
+                "  to decide, compare both files in the same rounds: quantkit benchmark OLD NEW --fail-below RATIO"
+            )
+        return lines
 
     def check(self, minimum: float) -> None:
         """Check the speed-up of each row over the saved row.
 
         Args:
-            minimum: smallest accepted speed-up; an interval that contains it is accepted.
+            minimum: smallest accepted speed-up; an interval that contains it is accepted, and so is an unstable row.
 
         Raises:
             CheckError: the interval of a speed-up lies below the minimum, or a speed-up is missing.
@@ -84,7 +89,7 @@ class BaselineComparison:
                     f"{name} has no speed-up over {self.file} to compare with {minimum:g}: {change.problem}",
                     hint="measure the models of the saved benchmark, or save it again with --save",
                 )
-            if change.speedup.high < minimum:
+            if change.speedup.high < minimum and change.speedup.is_stable:
                 raise CheckError(
                     f"{name} is {change.speedup.ratio:.2f}x as fast as in {self.file} "
                     f"({change.speedup.low:.2f} to {change.speedup.high:.2f}), below {minimum:g}",

@@ -13,7 +13,11 @@ contains both. There are four outcomes:
     same         the interval lies within 1 / (1 + MARGIN) and 1 + MARGIN
     faster       the interval lies above 1
     slower       the interval lies below 1
-    undecided    none of them, or too few processes
+    undecided    none of them, too few processes, or one of two benchmarks is unstable
+
+Two benchmarks find the machine in two states: another clock frequency, other programs. A fixed workload in the rounds
+of both shows the change, and a model may follow it or not. The interval over a saved benchmark therefore contains that
+of the latencies relative to the workload, and that of the latencies themselves.
 """
 
 from collections.abc import Mapping
@@ -59,6 +63,8 @@ class Speedup:
         processes: number of processes of each model; with fewer than `MIN_PROCESSES`, the interval lacks the spread
             between processes.
         is_undisturbed: True for the speed-up of the undisturbed calls, because other programs delayed the median ones.
+        state: factor by which the change of the machine between two benchmarks widens the interval.
+        is_stable: False if the latency of one of two benchmarks is not stable, so that the outcome is undecided.
     """
 
     ratio: float
@@ -67,6 +73,8 @@ class Speedup:
     is_paired: bool
     processes: int
     is_undisturbed: bool = False
+    state: float = 1.0
+    is_stable: bool = True
 
     @classmethod
     def of(cls, first: Measurement, other: Measurement) -> Self:
@@ -90,18 +98,21 @@ class Speedup:
         Args:
             saved, present: measurements of the earlier and of the present benchmark.
             workloads: measurements of one fixed workload in the rounds of the saved and of the present benchmark: the
-                latencies are compared relative to it, so that a change of the machine cancels.
+                latencies are compared relative to it, and its change widens the interval.
         """
         measurements = (saved, present, *(workloads or ()))
         processes = min(len(measurement.processes) for measurement in measurements)
-        if workloads is None or processes < MIN_PROCESSES:
-            (ratio, (low, high)), is_undisturbed = _estimate(saved, present, processes, is_paired=False)
-        else:
+        (ratio, (low, high)), is_undisturbed = _estimate(saved, present, processes, is_paired=False)
+        state = 1.0
+        if workloads is not None and processes >= MIN_PROCESSES:
             pairs = list(zip((saved, present), workloads, strict=True))
             typical = ratio_of_means(*(_relative_medians(*pair) for pair in pairs))
             fast = ratio_of_means(*(_relative_quantiles(*pair) for pair in pairs))
-            (ratio, (low, high)), is_undisturbed = _choose(typical, fast, _disturbance(saved, present))
-        return cls(ratio, min(low, ratio), max(high, ratio), False, processes, is_undisturbed)
+            (ratio, own), is_undisturbed = _choose(typical, fast, _disturbance(saved, present))
+            low, high = min(low, own[0]), max(high, own[1])
+            state = high / low * own[0] / own[1]
+        is_stable = saved.summary.is_stable and present.summary.is_stable
+        return cls(ratio, min(low, ratio), max(high, ratio), False, processes, is_undisturbed, state, is_stable)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -111,7 +122,7 @@ class Speedup:
 
     @property
     def outcome(self) -> Outcome:
-        if self.processes < MIN_PROCESSES:
+        if self.processes < MIN_PROCESSES or not self.is_stable:
             return "undecided"
         if self.low >= 1 / (1 + MARGIN) and self.high <= 1 + MARGIN:
             return "same"
@@ -120,10 +131,17 @@ class Speedup:
     @property
     def is_clear(self) -> bool:
         """True if more processes are not expected to change the outcome."""
+        if self.processes >= MIN_PROCESSES and self._is_limited_by_state:
+            return True
         is_early = self.processes <= MIN_PROCESSES
         if self.outcome in ("faster", "slower"):
             return abs(log(self.ratio)) >= (EARLY_CLEAR if is_early else CLEAR) * log(self.high / self.low) / 2
         return self.outcome == "same" and not is_early
+
+    @property
+    def _is_limited_by_state(self) -> bool:
+        """True if the change of the machine between two benchmarks is the larger part of the interval."""
+        return self.state > (self.high / self.low) ** 0.5
 
     @property
     def smallest_difference(self) -> float:
@@ -178,6 +196,8 @@ class Speedup:
         if self.processes < MIN_PROCESSES:
             return f"the spread between processes is unknown; {MIN_PROCESSES} or more processes per model would decide"
         visible = f"differences below {100 * self.smallest_difference:.0f} % are not visible"
+        if self._is_limited_by_state:
+            return f"{visible}, because the machine has another speed than in the saved benchmark"
         if self.needed_processes > MOST_PROCESSES:
             return f"{visible}, because other programs delay the calls: close them, and repeat"
         return f"{visible} in {self.processes} processes per model; about {self.needed_processes} would decide"
