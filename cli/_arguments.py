@@ -147,8 +147,15 @@ def add_size(parser: ArgumentParser) -> None:
 
 
 def add_normalization(parser: ArgumentParser) -> None:
-    """Add the normalization (pixels - mean) / std."""
-    source = "(default: from the model card, else from a scaling layer, else 128)"
+    """Add the order of the channels and the normalization (pixels - mean) / std."""
+    from quantkit.data.preprocessing import COLOR_ORDERS
+
+    source = "(default: from the file, else from the model card, else from a scaling layer, else 128)"
+    parser.add_argument(
+        "--input-color-order",
+        choices=COLOR_ORDERS,
+        help="order of the channels of the input (default: from the file, else rgb)",
+    )
     parser.add_argument(
         "--input-mean",
         type=_parse_numbers,

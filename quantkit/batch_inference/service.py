@@ -12,17 +12,14 @@ from quantkit.batch_inference.results import FORMATS, publish
 from quantkit.batch_inference.rows import Row, class_rows, empty_class, tensor_rows
 from quantkit.data import Dataset, InputPipeline, InputTimes, PreprocessingOptions, prepare_batches
 from quantkit.data.dataset import Sample
-from quantkit.data.inference import find_origin
 from quantkit.data.labels import Labels
 from quantkit.data.preparation import PreparedSample
 from quantkit.errors import UsageError
 from quantkit.evaluation.opened_model import OpenedModel, open_model
-from quantkit.model import Model
 from quantkit.model.transfer import ModelFile
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
 from quantkit.workers import WorkerResources
-from quantkit.zoo.cards import list_cards
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,8 @@ class InferenceService:
         intra_op = settings.options.intra_op or placement.threads
         options = replace(settings.options, device=device, intra_op=intra_op)
         self._model, self._has_classes = _open(settings, options)
-        session, basis = self._model.session, self._model.card or self._model.basis
-        self._pipeline = InputPipeline.of(session.inputs, settings.example, basis, settings.preprocessing)
+        session = self._model.session
+        self._pipeline = InputPipeline.of(session.inputs, settings.example, self._model.basis, settings.preprocessing)
         self._labels = self._model.read_labels(settings.labels) if self._has_classes else Labels()
         self.facts: Mapping[str, Any] = {
             "runtime": str(session.runtime),
@@ -219,7 +216,7 @@ def _open(settings: InferenceSettings, options: SessionOptions) -> tuple[OpenedM
             if settings.rows == "classes" or _has_class_scores(opened):
                 return opened, True
             opened.session.close()
-    return _open_all_outputs(model, settings.runtime, options), False
+    return OpenedModel(model, open_session(model.runnable, settings.runtime, options)), False
 
 
 def _has_class_scores(model: OpenedModel) -> bool:
@@ -229,12 +226,3 @@ def _has_class_scores(model: OpenedModel) -> bool:
     if dims is None:
         return model.card is not None
     return len(session.outputs) == 1 and len(dims) == 2 and dims[1] != 1 and session.outputs[0].dtype.is_float
-
-
-def _open_all_outputs(model: Model, runtime: str, options: SessionOptions) -> OpenedModel:
-    session = open_session(model.runnable, runtime, options)
-    card = model.card
-    if card is None and len(session.inputs) == 1:
-        card = find_origin(session.inputs[0], session.outputs[0], list_cards())
-    basis = card or (model.find_scaling(session.inputs[0].name) if session.inputs else None)
-    return OpenedModel(model.name, session, card, basis, model.path)

@@ -33,6 +33,7 @@ from quantkit.batch_inference.rows import ROWS
 from quantkit.batch_inference.service import InferenceService, InferenceSettings, InferenceTask, ShardResult
 from quantkit.batch_inference.shards import DataShard, data_digest, divide
 from quantkit.data import Dataset, InputTimes, PreprocessingOptions, as_dataset
+from quantkit.data.preprocessing import ColorOrder
 from quantkit.errors import InputError, QuantkitError
 from quantkit.evaluation.accuracy import BATCH, require_images
 from quantkit.evaluation.opened_model import describe_assumption
@@ -72,6 +73,7 @@ def run(
     input_width: int | None = None,
     input_mean: float | Sequence[float] | None = None,
     input_std: float | Sequence[float] | None = None,
+    input_color_order: ColorOrder | None = None,
     input_layer: str = "",
     output_layer: str = "",
     offline: bool = False,
@@ -105,7 +107,8 @@ def run(
         options: threads, device and precision in one value; the arguments above override it.
         input_height, input_width: size of the resized images in pixels (default: from the model).
         input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
-            model card, else from a scaling layer of the graph, else 128).
+            file, else from the model card, else from a scaling layer of the graph, else 128).
+        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
         input_layer: input name (default: from the model card, else the image input).
         output_layer: name of the class scores (default: from the model card, else the edge without consumers).
         offline: never download a model.
@@ -123,7 +126,11 @@ def run(
     require_choice(FORMATS, format=format)
     require_choice(ROWS, rows=rows)
     preprocessing = PreprocessingOptions.of(
-        input_height=input_height, input_width=input_width, input_mean=input_mean, input_std=input_std
+        input_height=input_height,
+        input_width=input_width,
+        input_mean=input_mean,
+        input_std=input_std,
+        input_color_order=input_color_order,
     )
     require_text(runtime=runtime, input_layer=input_layer, output_layer=output_layer)
     require_path(output=output, **without_none(labels=labels))

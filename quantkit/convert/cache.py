@@ -13,6 +13,7 @@ from pathlib import Path
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats import graphdef
 from quantkit.formats.files import write_whole
+from quantkit.formats.metadata import with_text
 from quantkit.ir.graph import Graph
 from quantkit.zoo.cache import cache_folder
 
@@ -39,6 +40,7 @@ def convert_cached(
     Raises:
         UnavailableError: the conversion fails, now or in an earlier call.
     """
+    graph = with_text(graph, None)
     path = cache_folder() / "converted" / f"{digest(graph, converter)}{suffix}"
     reason_path = path.with_suffix(".txt")
     stored = _read(path)

@@ -11,6 +11,7 @@ import numpy as np
 
 from quantkit.errors import UnavailableError, one_line
 from quantkit.formats import onnx
+from quantkit.formats.metadata import text_of, with_text
 from quantkit.formats.onnx.values import parse_message
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
@@ -72,7 +73,7 @@ def change_opset(graph: Graph, version: int) -> Graph:
         raise UnavailableError(
             f"the package onnx cannot convert the graph to opset {version}: {reason}", hint="choose another opset"
         ) from None
-    return onnx.decode(model.SerializeToString())
+    return with_text(onnx.decode(model.SerializeToString()), text_of(graph))
 
 
 class _Conversion:

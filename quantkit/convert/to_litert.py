@@ -20,7 +20,7 @@ from quantkit.convert.litert_erf import replace_error_functions
 from quantkit.convert.litert_lists import flatten_lists
 from quantkit.convert.litert_loops import copy_exchanged_variables
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
-from quantkit.formats import tflite
+from quantkit.formats import metadata, tflite
 from quantkit.formats.files import write_whole
 from quantkit.formats.saved_model import DEFAULT_SIGNATURE
 from quantkit.ir.graph import Edge, Graph, Node
@@ -121,6 +121,8 @@ def save_litert(graph: Graph, path: str | Path, *, small_weights: bool = False) 
     if path.suffix.lower() != ".tflite":
         raise UsageError(f"cannot write a LiteRT model to {path.name}", hint="use the suffix .tflite")
     data = _add_signature(graph, to_litert(graph, small_weights=small_weights))
+    if text := metadata.text_of(graph):
+        data = tflite.with_metadata(data, metadata.KEY, text)
     write_whole(path, lambda file: file.write(data))
 
 

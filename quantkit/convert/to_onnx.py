@@ -21,6 +21,7 @@ from quantkit.convert.cache import convert_cached, prune
 from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
 from quantkit.errors import FallbackWarning, UnavailableError
 from quantkit.formats import onnx
+from quantkit.formats.metadata import text_of, with_text
 from quantkit.ir.graph import Edge, Graph, constant
 from quantkit.ops.kernels import evaluate
 from quantkit.runtimes.availability import find_package
@@ -61,6 +62,7 @@ def to_onnx_graph(graph: Graph) -> Graph:
         UnavailableError: an op is not supported.
         GraphError: TensorFlow rejects the graph.
     """
+    text = text_of(graph)
     graph = replace_old_batch_norms(graph)
     live = graph.reachable() - graph.input_names
     reason = _unsupported_ops(graph[name].op for name in live if UNSUPPORTED.fullmatch(graph[name].op))
@@ -68,7 +70,7 @@ def to_onnx_graph(graph: Graph) -> Graph:
         raise UnavailableError(reason, hint=_HINT)
     graph = _dequantize_constants(graph)
     try:
-        return tensorflow_to_onnx.convert(graph)
+        return with_text(tensorflow_to_onnx.convert(graph), text)
     except UnavailableError as error:
         tf2onnx = find_package("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx")
         if not (tf2onnx.ok and tensorflow.available().ok):
@@ -80,7 +82,7 @@ def to_onnx_graph(graph: Graph) -> Graph:
             data = convert_by_tf2onnx(graph)
         except UnavailableError as second:
             raise UnavailableError(f"{second.message}; without tf2onnx: {error.message}", hint=error.hint) from None
-    return onnx.decode(data)
+    return with_text(onnx.decode(data), text)
 
 
 def convert_by_tf2onnx(graph: Graph) -> bytes:

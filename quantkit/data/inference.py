@@ -5,11 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from quantkit.arguments import as_numbers, public, require_divisors, require_natural, require_numbers, without_none
+from quantkit.arguments import (
+    as_numbers,
+    public,
+    require_choice,
+    require_divisors,
+    require_natural,
+    require_numbers,
+    without_none,
+)
 from quantkit.data.input_scaling import InputScaling
 from quantkit.data.inputs import ImageInput, image_size, takes_images
 from quantkit.data.labels import Labels, Order, find_labels, order_of, read_labels
-from quantkit.data.preprocessing import Origin, Preprocessing
+from quantkit.data.preprocessing import COLOR_ORDERS, ColorOrder, Origin, Preprocessing
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge
 from quantkit.runtimes.session import TensorInfo
@@ -29,12 +37,14 @@ class PreprocessingOptions:
         height, width: size of the input in pixels.
         mean: mean that is subtracted from the pixels, a scalar or a value per channel.
         std: standard deviation that the pixels are then divided by, a scalar or a value per channel.
+        color_order: order of the channels of the input: ``rgb`` or ``bgr``.
     """
 
     height: int | None = None
     width: int | None = None
     mean: float | tuple[float, ...] | None = None
     std: float | tuple[float, ...] | None = None
+    color_order: ColorOrder | None = None
 
     @classmethod
     def of(
@@ -44,16 +54,19 @@ class PreprocessingOptions:
         input_width: int | None = None,
         input_mean: float | Sequence[float] | None = None,
         input_std: float | Sequence[float] | None = None,
+        input_color_order: ColorOrder | None = None,
     ) -> Self:
         """Return the options of a function with these arguments.
 
         Raises:
-            UsageError: a size is not a whole number from 0, or a number is not finite or a divisor of 0.
+            UsageError: a size is not a whole number from 0, a number is not finite or a divisor of 0, or there is no
+                such order of the channels.
         """
+        require_choice(COLOR_ORDERS, **without_none(input_color_order=input_color_order))
         require_natural(**without_none(input_height=input_height, input_width=input_width))
         require_numbers(**without_none(input_mean=input_mean))
         require_divisors(**without_none(input_std=input_std))
-        return cls(input_height, input_width, as_numbers(input_mean), as_numbers(input_std))
+        return cls(input_height, input_width, as_numbers(input_mean), as_numbers(input_std), input_color_order)
 
 
 def infer_preprocessing(
@@ -76,7 +89,7 @@ def infer_preprocessing(
     """
     is_normalized = ImageInput.of(info).is_normalized
     base = _base(basis)
-    if options != PreprocessingOptions():
+    if replace(options, color_order=None) != PreprocessingOptions():
         # label_image, whose options these are, does not crop.
         base = replace(base, crop="none")
     height, width, channels = image_size(info)
@@ -95,8 +108,19 @@ def infer_preprocessing(
         std=_per_channel(base.std, channels) if options.std is None else options.std,
         resize=base.resize,
         crop=base.crop,
+        color_order=options.color_order or base.color_order,
         origin=_origin(base, options, is_normalized=is_normalized),
     )
+
+
+def unify_bases(bases: Sequence[Basis | None]) -> list[Basis | None]:
+    """Return the source of the preprocessing of each version of one model: versions have the same preprocessing.
+
+    A version whose file and card do not state it has that of another version, which states it or scales its input.
+    """
+    stated = [basis for basis in bases if isinstance(basis, ModelCard | Preprocessing)]
+    common = next((basis for basis in (*stated, *bases) if basis is not None), None)
+    return [basis if basis in stated else common for basis in bases]
 
 
 def find_model_labels(card: ModelCard | None, model_path: Path | None, num_classes: int | None) -> Labels:
@@ -173,7 +197,7 @@ def _of_card(card: ModelCard) -> Preprocessing:
     stated = card.preprocessing
     mean, std = (numbers[0] if len(numbers) == 1 else numbers for numbers in (stated.mean, stated.std))
     return Preprocessing(
-        stated.height, stated.width, stated.channels, mean, std, stated.resize, stated.crop, Origin.CARD
+        stated.height, stated.width, stated.channels, mean, std, stated.resize, stated.crop, origin=Origin.CARD
     )
 
 

@@ -13,7 +13,7 @@ from typing import Literal, Self
 import numpy as np
 
 from quantkit.data.images import check_jpeg, decode
-from quantkit.data.preprocessing import Preprocessing, normalize, resize
+from quantkit.data.preprocessing import Preprocessing, normalize, order_channels, resize
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array, DType
 from quantkit.runtimes.session import TensorInfo
@@ -90,8 +90,10 @@ class ImageInput:
             image: result of `decode`.
             preprocessing: size, mean and standard deviation; ignored if the graph preprocesses.
         """
-        if isinstance(image, bytes) or self.form == "pixels":
+        if isinstance(image, bytes):
             return image
+        if self.form == "pixels":
+            return order_channels(image, preprocessing)
         values = resize(image, preprocessing)
         if self.dtype is DType.UINT8:
             return self._layout(np.rint(values).astype(np.uint8))

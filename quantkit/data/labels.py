@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any, Self
 
 from quantkit.errors import InputError
+from quantkit.formats.documents import check_structure
 from quantkit.formats.kinds import check_regular
 
 LABEL_MAP_FILE = "imagenet_2012_challenge_label_map_proto.pbtxt"
@@ -78,6 +80,28 @@ class Labels:
     length: int = 0
     source: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return names, WordNet ids and order as JSON values, for `from_json`."""
+        names, wordnet = ([texts.get(index) for index in range(self.length)] for texts in (self.names, self.wordnet))
+        return {"names": names, "order": self.order.value, **({"wordnet": wordnet} if self.wordnet else {})}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], source: str) -> Self:
+        """Return the labels of JSON values.
+
+        Args:
+            document: value of `to_json`.
+            source: file that holds the value.
+
+        Raises:
+            KeyError, ValueError: the values are not labels.
+        """
+        check_structure(document, {"names": [str | None], "order": str}, "labels")
+        check_structure(wordnet := document.get("wordnet", []), [str | None], "labels['wordnet']")
+        lists = (document["names"], wordnet)
+        names, ids = ({index: text for index, text in enumerate(texts) if text} for texts in lists)
+        return cls(names, ids, Order(document["order"]), len(document["names"]), source)
+
     @property
     def are_known(self) -> bool:
         """True if there are any names."""
@@ -97,6 +121,12 @@ class Labels:
             return f"class {class_id}"
         return self.names.get(class_id) or "(unused)"
 
+    def fits(self, num_outputs: int, order: Order | None = None) -> bool:
+        """Return True if the labels match a model; see `check`."""
+        if self.order is Order.OWN:
+            return self.length == num_outputs
+        return self.order is (order or order_of(num_outputs))
+
     def check(self, num_outputs: int, order: Order | None = None) -> None:
         """Check that the labels match a model.
 
@@ -107,22 +137,20 @@ class Labels:
         Raises:
             InputError: the length or the order differs.
         """
-        if not self.are_known:
+        if not self.are_known or self.fits(num_outputs, order):
             return
         expected = order or order_of(num_outputs)
         if self.order is Order.OWN:
-            if self.length != num_outputs:
-                raise InputError(
-                    f"the model has {num_outputs} class scores; the label file {self.source!r} has {self.length}: "
-                    "the labels belong to another model",
-                    hint=_HINTS.get(expected, "a label file has one line per class score, in order"),
-                )
-        elif self.order is not expected:
             raise InputError(
-                f"the model has {num_outputs} class scores{_order_text(expected)}; the label file {self.source!r} "
-                f"has {self.length} {self.order}: every prediction would be wrong",
-                hint=_HINTS.get(expected, "give the labels that the model was trained with"),
+                f"the model has {num_outputs} class scores; the label file {self.source!r} has {self.length}: "
+                "the labels belong to another model",
+                hint=_HINTS.get(expected, "a label file has one line per class score, in order"),
             )
+        raise InputError(
+            f"the model has {num_outputs} class scores{_order_text(expected)}; the label file {self.source!r} "
+            f"has {self.length} {self.order}: every prediction would be wrong",
+            hint=_HINTS.get(expected, "give the labels that the model was trained with"),
+        )
 
 
 _HINTS = {

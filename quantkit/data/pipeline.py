@@ -218,8 +218,9 @@ class InputPipeline:
             UsageError: the input is uint8, and the row holds no pixels.
         """
         image_input, info = self.image_input, self.inputs[0]
+        preprocessing = replace(self._image_preprocessing, crop="none")
         if row.dtype.kind == "f" and image_input.dtype is DType.UINT8:
-            row = self._to_pixels(row)
+            row, preprocessing = self._to_pixels(row), replace(preprocessing, color_order="rgb")
         is_uint8 = row.dtype == np.uint8
         if image_input.form == "jpeg" or row.dtype.kind not in "biuf":
             raise self._type_error(InputError, row, info, "give images, or an array of pixels")
@@ -229,7 +230,7 @@ class InputPipeline:
         if values is None:
             raise self._shape_error(row, info)
         if is_uint8:
-            return image_input.prepare(values, replace(self._image_preprocessing, crop="none"))
+            return image_input.prepare(values, preprocessing)
         return values.astype(image_input.dtype.numpy, copy=False)
 
     def _arrange(self, row: Array, info: TensorInfo, transpose: bool = False) -> Array | None:

@@ -1,6 +1,6 @@
 """Preprocessing of images: crop, resize, normalize, as functions of arrays.
 
-    pixels (h, w, c) uint8 -> crop -> resize -> (x - mean) / std -> (height, width, c) float32
+    pixels (h, w, c) uint8 -> order of the channels -> crop -> resize -> (x - mean) / std -> (height, width, c) float32
 
 The resize is TensorFlow's `ResizeBilinear`, with which the released networks were trained and
 evaluated: unaligned corners, no half-pixel centers, no antialiasing. "Bilinear" of other libraries
@@ -10,7 +10,7 @@ differs, and can change the predicted class.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class Origin(StrEnum):
     """Source of a preprocessing."""
 
     STATED = "stated"
+    FILE = "file"
     CARD = "card"
     GRAPH = "graph"
     RANGES = "ranges"
@@ -31,11 +32,14 @@ class Origin(StrEnum):
 
 ORIGIN_TEXTS = {
     Origin.STATED: "as stated",
+    Origin.FILE: "from the metadata of the file",
     Origin.CARD: "from the model card",
     Origin.GRAPH: "from the scaling in the graph",
     Origin.RANGES: "from the ranges file",
-    Origin.ASSUMED: "assumed: no model card and no scaling in the graph states it",
+    Origin.ASSUMED: "assumed: neither the file, a model card nor a scaling in the graph states it",
 }
+ColorOrder = Literal["rgb", "bgr"]
+COLOR_ORDERS: tuple[ColorOrder, ...] = get_args(ColorOrder)
 # Fraction of each side that the evaluation of the ImageNet networks crops to.
 CENTRAL_FRACTION = 0.875
 
@@ -47,13 +51,14 @@ class Preprocessing:
     Attributes:
         height: height of the input in pixels.
         width: width of the input in pixels.
-        channels: 3 (red, green, blue) or 1 (grayscale).
-        mean: mean that is subtracted from the pixels (0 to 255), a scalar or a value per channel.
+        channels: 3 (color) or 1 (grayscale).
+        mean: mean that is subtracted from the pixels (0 to 255), a scalar or a value per channel of the input.
         std: standard deviation that the pixels are divided by, a scalar or a value per channel.
         resize: ``bilinear``: TensorFlow's `ResizeBilinear`; ``bilinear_half_pixel``: the same with
             half-pixel centers (TensorFlow 2, Keras).
         crop: crop before resizing: ``none``, ``central`` (87.5 % of each side) or ``square`` (the
             largest central square).
+        color_order: order of the channels of the input: ``rgb`` or ``bgr``; images are decoded to ``rgb``.
         origin: source of mean and standard deviation.
 
     Raises:
@@ -67,6 +72,7 @@ class Preprocessing:
     std: float | tuple[float, ...] = 128.0
     resize: Resize = "bilinear"
     crop: Crop = "none"
+    color_order: ColorOrder = "rgb"
     origin: Origin = field(default=Origin.STATED, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,10 +97,14 @@ class Preprocessing:
             raise UsageError(f"unknown resize {self.resize!r}", hint="bilinear or bilinear_half_pixel")
         if self.crop not in ("none", "central", "square"):
             raise UsageError(f"unknown crop {self.crop!r}", hint="none, central or square")
+        if self.color_order not in COLOR_ORDERS:
+            raise UsageError(f"unknown color order {self.color_order!r}", hint="rgb or bgr")
 
     def __str__(self) -> str:
         crop = "" if self.crop == "none" else f"{self.crop} crop, "
-        return f"{crop}{self.height} x {self.width} x {self.channels}, (x - {_text(self.mean)}) / {_text(self.std)}"
+        order = "" if self.color_order == "rgb" else f" {self.color_order.upper()}"
+        size = f"{self.height} x {self.width} x {self.channels}{order}"
+        return f"{crop}{size}, (x - {_text(self.mean)}) / {_text(self.std)}"
 
     @property
     def description(self) -> str:
@@ -111,6 +121,7 @@ class Preprocessing:
             "std": list(self.std) if isinstance(self.std, tuple) else self.std,
             "resize": self.resize,
             "crop": self.crop,
+            "color_order": self.color_order,
             "origin": self.origin.value,
         }
 
@@ -142,21 +153,27 @@ def prepare(pixels: Array, preprocessing: Preprocessing) -> Array:
 
 
 def resize(pixels: Array, preprocessing: Preprocessing) -> Array:
-    """Crop and resize, without normalizing.
+    """Crop, resize and order the channels, without normalizing.
 
     Args:
-        pixels: (h, w, c) uint8.
-        preprocessing: crop, size and resize method.
+        pixels: (h, w, c) uint8, red first.
+        preprocessing: crop, size, resize method and order of the channels.
 
     Returns:
         (height, width, c) float32, 0 to 255.
     """
+    pixels = order_channels(pixels, preprocessing)
     if preprocessing.crop == "central":
         pixels = crop_central(pixels, CENTRAL_FRACTION)
     elif preprocessing.crop == "square":
         pixels = crop_square(pixels)
     half_pixel = preprocessing.resize == "bilinear_half_pixel"
     return resize_bilinear(pixels, preprocessing.height, preprocessing.width, half_pixel_centers=half_pixel)
+
+
+def order_channels(pixels: Array, preprocessing: Preprocessing) -> Array:
+    """Return a view of pixels (h, w, c), red first, with the channels in the order of the input."""
+    return pixels[..., ::-1] if preprocessing.color_order == "bgr" else pixels
 
 
 def crop_central(pixels: Array, fraction: float) -> Array:

@@ -25,6 +25,7 @@ from quantkit.arguments import (
 from quantkit.data import InputTimes, PreprocessingOptions, as_dataset
 from quantkit.data.images import FORMATS
 from quantkit.data.preparation import describe_rates
+from quantkit.data.preprocessing import ColorOrder
 from quantkit.errors import CheckError, InputError, UsageError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics
 from quantkit.evaluation.evaluation_run import EvaluationCounts, EvaluationFacts, EvaluationRun, EvaluationSettings
@@ -227,6 +228,7 @@ def evaluate(
     input_width: int | None = None,
     input_mean: float | Sequence[float] | None = None,
     input_std: float | Sequence[float] | None = None,
+    input_color_order: ColorOrder | None = None,
     input_layer: str = "",
     output_layer: str = "",
     offline: bool = False,
@@ -255,7 +257,8 @@ def evaluate(
         options: threads, device and precision in one value; the arguments above override it.
         input_height, input_width: size of the resized images in pixels (default: from the model).
         input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
-            model card, else from a scaling layer of the graph, else 128).
+            file, else from the model card, else from a scaling layer of the graph, else 128).
+        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
         input_layer: input name (default: from the model card, else the image input).
         output_layer: name of the class scores (default: from the model card, else the edge without consumers).
         offline: never download a model.
@@ -271,7 +274,11 @@ def evaluate(
     """
     require_positive(batch=batch, workers=workers, **without_none(limit=limit))
     preprocessing = PreprocessingOptions.of(
-        input_height=input_height, input_width=input_width, input_mean=input_mean, input_std=input_std
+        input_height=input_height,
+        input_width=input_width,
+        input_mean=input_mean,
+        input_std=input_std,
+        input_color_order=input_color_order,
     )
     require_fraction(**without_none(min_top1=min_top1, min_agreement=min_agreement))
     require_ratio(**without_none(max_kl=max_kl))

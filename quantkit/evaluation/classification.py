@@ -27,7 +27,7 @@ from quantkit.data.dataset import Sample, to_array
 from quantkit.data.images import is_pillow_image, pixels_of
 from quantkit.data.inference import infer_preprocessing
 from quantkit.data.labels import Labels
-from quantkit.data.preprocessing import Origin, Preprocessing
+from quantkit.data.preprocessing import ColorOrder, Origin, Preprocessing
 from quantkit.errors import InputError, UsageError
 from quantkit.evaluation.classifier import Classifier, ImagePredictions, RejectedImage, StageSeconds
 from quantkit.evaluation.interrupted import EvaluationInterrupted
@@ -171,6 +171,7 @@ class ClassifyOptions(TypedDict, total=False):
     input_width: int | None
     input_mean: float | Sequence[float] | None
     input_std: float | Sequence[float] | None
+    input_color_order: ColorOrder | None
     input_layer: str
     output_layer: str
     random_weights: bool
@@ -240,6 +241,7 @@ def classify_images(
     input_width: int | None = None,
     input_mean: float | Sequence[float] | None = None,
     input_std: float | Sequence[float] | None = None,
+    input_color_order: ColorOrder | None = None,
     input_layer: str = "",
     output_layer: str = "",
     random_weights: bool = False,
@@ -260,7 +262,8 @@ def classify_images(
         options: threads, device and precision in one value; the arguments above override it.
         input_height, input_width: size of the resized images in pixels (default: from the model).
         input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
-            model card, else from a scaling layer of the graph, else 128).
+            file, else from the model card, else from a scaling layer of the graph, else 128).
+        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
         input_layer: input name (default: from the model card, else the image input).
         output_layer: name of the class scores (default: from the model card, else the edge without consumers).
         random_weights: build the architecture of a model card with random weights.
@@ -275,7 +278,11 @@ def classify_images(
     """
     require_positive(top=top)
     preprocessing = PreprocessingOptions.of(
-        input_height=input_height, input_width=input_width, input_mean=input_mean, input_std=input_std
+        input_height=input_height,
+        input_width=input_width,
+        input_mean=input_mean,
+        input_std=input_std,
+        input_color_order=input_color_order,
     )
     require_text(runtime=runtime, input_layer=input_layer, output_layer=output_layer)
     require_path(**without_none(labels=labels))

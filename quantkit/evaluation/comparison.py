@@ -31,6 +31,7 @@ from quantkit.data import (
     PreprocessingOptions,
     as_dataset,
 )
+from quantkit.data.preprocessing import ColorOrder
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.evaluation.comparison_run import ComparisonRun
 from quantkit.evaluation.comparison_samples import ComparisonSamples, DatasetSamples, RandomSamples
@@ -124,6 +125,7 @@ def compare(
     limit: int | None = ...,
     input_mean: float | Sequence[float] | None = ...,
     input_std: float | Sequence[float] | None = ...,
+    input_color_order: ColorOrder | None = ...,
     seed: int = ...,
     floor: float = ...,
     offline: bool = ...,
@@ -154,6 +156,7 @@ def compare(
     limit: int | None = None,
     input_mean: float | Sequence[float] | None = None,
     input_std: float | Sequence[float] | None = None,
+    input_color_order: ColorOrder | None = None,
     seed: int = 0,
     floor: float = FLOOR,
     offline: bool = False,
@@ -175,7 +178,8 @@ def compare(
         min_sqnr: lowest allowed SQNR in decibels.
         limit: maximum number of samples (default: 16 of a file or folder, 8 of at most 10,000 random inputs, else all).
         input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
-            model card, else from a scaling layer of the graph, else 128).
+            file, else from the model card, else from a scaling layer of the graph, else 128).
+        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
         seed: seed of the random inputs.
         floor: SQNR in decibels below which a layer is bad.
         offline: never download a model.
@@ -192,7 +196,9 @@ def compare(
     require_flag(structure=structure, offline=offline)
     require_positive(**without_none(limit=limit))
     require_number(floor=floor, **without_none(min_sqnr=min_sqnr))
-    preprocessing = PreprocessingOptions.of(input_mean=input_mean, input_std=input_std)
+    preprocessing = PreprocessingOptions.of(
+        input_mean=input_mean, input_std=input_std, input_color_order=input_color_order
+    )
     require_natural(seed=seed)
     if data is None and limit is not None and limit > MAX_RANDOM_SAMPLES:
         raise UsageError(

@@ -13,7 +13,7 @@ from quantkit.data import (
     PreprocessingOptions,
     prepare_samples,
 )
-from quantkit.data.inference import find_origin
+from quantkit.data.inference import unify_bases
 from quantkit.data.preparation import describe_rates
 from quantkit.evaluation.accuracy import require_images
 from quantkit.evaluation.opened_model import describe_assumption
@@ -23,7 +23,6 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.model import Model
 from quantkit.progress import OnMessage
 from quantkit.runtimes.session import TensorInfo
-from quantkit.zoo.cards import ModelCard, list_cards
 
 
 class ComparisonSamples(Protocol):
@@ -88,18 +87,16 @@ class DatasetSamples:
     def feeds(
         self, first: Sequence[TensorInfo], second: Sequence[TensorInfo]
     ) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array]]]:
-        cards = [_card(model, infos) for model, infos in zip(self._models, (first, second), strict=True)]
-        # Two versions of one model have the same preprocessing: a model without a card uses the card of the other.
-        scalings = (
-            model.find_scaling(infos[0].name) for model, infos in zip(self._models, (first, second), strict=True)
-        )
-        basis = cards[0] or cards[1] or next(filter(None, scalings), None)
+        bases = [
+            model.find_basis(infos, [_output_info(model)])
+            for model, infos in zip(self._models, (first, second), strict=True)
+        ]
         # Arrays have the input names of the first version.
         partners = pair_inputs(first, second)
         renamed = [replace(partner, name=name) for name, partner in partners.items()]
         pipelines = [
-            InputPipeline.of(infos, self._dataset, own or basis, self._preprocessing)
-            for infos, own in zip((first, renamed), cards, strict=True)
+            InputPipeline.of(infos, self._dataset, basis, self._preprocessing)
+            for infos, basis in zip((first, renamed), unify_bases(bases), strict=True)
         ]
         self.preprocessing = pipelines[0].applied
         if pipelines[0].is_assumed:
@@ -120,9 +117,6 @@ class DatasetSamples:
             self._on_message(f"compared: {describe_rates(rates)}")
 
 
-def _card(model: Model, inputs: Sequence[TensorInfo]) -> ModelCard | None:
-    """Return the card of a model, or the card with the same input and output."""
-    if model.card is not None or len(inputs) != 1:
-        return model.card
-    output = str(Edge.parse(model.graph.outputs[0].node.removesuffix(":0")))
-    return find_origin(inputs[0], TensorInfo(output, DType.FLOAT, Shape(None)), list_cards())
+def _output_info(model: Model) -> TensorInfo:
+    """Return the first output of a model, with its name in model cards."""
+    return TensorInfo(str(Edge.parse(model.graph.outputs[0].node.removesuffix(":0"))), DType.FLOAT, Shape(None))

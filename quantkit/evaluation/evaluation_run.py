@@ -11,7 +11,7 @@ import numpy as np
 
 from quantkit.data import Dataset, InputPipeline, InputTimes, PreprocessingOptions, prepare_batches
 from quantkit.data.dataset import Sample
-from quantkit.data.inference import Basis
+from quantkit.data.inference import unify_bases
 from quantkit.data.labels import Labels
 from quantkit.data.preparation import PreparedSample
 from quantkit.errors import UsageError
@@ -178,16 +178,13 @@ class EvaluationRun:
         return opened
 
     def _make_pipelines(self, dataset: Dataset) -> list[InputPipeline]:
-        """Return a pipeline for each model.
-
-        Two versions of one model have the same preprocessing: a model without a card uses the card of the other.
-        """
-        stated = self._settings.preprocessing
-        is_stated = stated != PreprocessingOptions()
-        card = None if is_stated else next(filter(None, (model.card for model in self._models)), None)
-        bases: list[Basis | None] = [card, *(model.basis for model in self._models)]
-        basis = next((basis for basis in bases if basis is not None), None)
-        return [InputPipeline.of(model.session.inputs, dataset, model.card or basis, stated) for model in self._models]
+        """Return a pipeline for each model."""
+        stated, bases = self._settings.preprocessing, unify_bases([model.basis for model in self._models])
+        sessions = (model.session for model in self._models)
+        return [
+            InputPipeline.of(session.inputs, dataset, basis, stated)
+            for session, basis in zip(sessions, bases, strict=True)
+        ]
 
     def _add(self, chunk: list[PreparedSample]) -> None:
         if self._settings.task is not None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from quantkit.data import InputPipeline
-from quantkit.data.inference import Basis, find_model_labels, find_origin
+from quantkit.data.inference import Basis
 from quantkit.data.labels import Labels, Order, read_labels
 from quantkit.data.pipeline import Prepared
 from quantkit.errors import UnavailableError, UsageError
@@ -26,18 +27,27 @@ class OpenedModel:
     """Model that is ready to run.
 
     Attributes:
-        name: as the caller wrote it.
+        model: the model.
         session: session whose first output is the one to evaluate.
-        card: model card, or the card of the known model that this one was made from.
-        basis: card or the scaling in the graph, from which the preprocessing is inferred.
-        path: file that the model was loaded from.
     """
 
-    name: str
+    model: Model
     session: Session
-    card: ModelCard | None = None
-    basis: Basis | None = None
-    path: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the model, as the caller wrote it."""
+        return self.model.name
+
+    @cached_property
+    def card(self) -> ModelCard | None:
+        """Card of the model, or of the known model that this one was made from."""
+        return self.model.find_card(self.session.inputs, self.session.outputs)
+
+    @cached_property
+    def basis(self) -> Basis | None:
+        """Source of the preprocessing: the metadata of the file, the card, or the scaling in the graph."""
+        return self.model.find_basis(self.session.inputs, self.session.outputs)
 
     def predict(self, pipeline: InputPipeline, samples: Sequence[Prepared], batch_size: int) -> Array:
         """Compute the class scores of samples, (n, k) float64.
@@ -92,7 +102,7 @@ class OpenedModel:
         dims = self.session.outputs[0].shape.dims
         num_classes = dims[-1] if dims else None
         if path is None:
-            return find_model_labels(self.card, self.path, num_classes)
+            return self.model.find_labels(self.card, num_classes)
         labels = read_labels(path)
         if num_classes is not None:
             labels.check(num_classes, self.label_order)
@@ -100,7 +110,9 @@ class OpenedModel:
 
     @property
     def label_order(self) -> Order | None:
-        """Order of the classes; None if no card states it."""
+        """Order of the classes; None if neither the metadata of the file nor a card state it."""
+        if self.model.stated_labels.are_known:
+            return self.model.stated_labels.order
         return Order(self.card.labels.order) if self.card else None
 
 
@@ -137,12 +149,7 @@ def open_model(
             runnable = _between_endpoints(runnable, model.card, input_layer, output_layer, takes_arrays)
         if takes_encoded_images(runnable):
             runtime = _decoding_runtime(runnable, runtime)
-    session = open_session(runnable, runtime, options)
-    card = model.card
-    if card is None and len(session.inputs) == 1:
-        card = find_origin(session.inputs[0], session.outputs[0], list_cards())
-    basis = card or (model.find_scaling(session.inputs[0].name) if session.inputs else None)
-    return OpenedModel(model.name, session, card, basis, model.path)
+    return OpenedModel(model, open_session(runnable, runtime, options))
 
 
 def _decoding_runtime(graph: Graph, runtime: str) -> str:
@@ -180,6 +187,6 @@ def _between_endpoints(
 def describe_assumption(preprocessing: object) -> str:
     """Return the warning for a model without known preprocessing."""
     return (
-        f"neither a model card nor a scaling layer states the preprocessing of this model: {preprocessing} is assumed "
-        "(--input-mean, --input-std)"
+        "neither the file, a model card nor a scaling layer states the preprocessing of this model: "
+        f"{preprocessing} is assumed (--input-mean, --input-std)"
     )

@@ -13,9 +13,10 @@ from typing import BinaryIO
 
 from quantkit.arguments import expand_user
 from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
-from quantkit.formats import graphdef, onnx, saved_model, wire
-from quantkit.formats.kinds import HEAD_BYTES, KINDS, SUFFIXES, is_text, kind_of, open_file
+from quantkit.formats import graphdef, metadata, onnx, saved_model, wire
+from quantkit.formats.kinds import HEAD_BYTES, KINDS, SUFFIXES, is_text, kind_of
 from quantkit.formats.temporary import remove_stale
+from quantkit.formats.wire import TooLargeError, map_file
 from quantkit.ir.garbage_collection import garbage_collection_paused
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
@@ -31,10 +32,6 @@ Endpoints = Iterable[Edge | str] | None
 
 # Op types of nodes without consumers that are not outputs of the graph.
 NOT_OUTPUTS = frozenset({"Const", "Assign", "NoOp", "Placeholder", "SaveV2", "RestoreV2", "Assert"})
-
-
-class TooLargeError(InputError):
-    """Complete file that is larger than its format allows."""
 
 
 def meta_graphs(path: Path) -> tuple[saved_model.MetaGraph, ...]:
@@ -57,7 +54,7 @@ def meta_graphs(path: Path) -> tuple[saved_model.MetaGraph, ...]:
 
 def _read_message(file: Path, name: str) -> mmap.mmap | bytes:
     """Return the message of a binary or text file in binary form."""
-    data = _map_file(file)
+    data = map_file(file)
     return saved_model.from_text(_decode_utf8(data), name) if is_text(data[:HEAD_BYTES]) else data
 
 
@@ -203,7 +200,7 @@ def save(graph: Graph, path: str | os.PathLike[str], *, as_text: bool | None = N
 def save_graphdef(graph: Graph, path: Path, *, as_text: bool = False) -> None:
     """Write a GraphDef to a file of any suffix; see `save`."""
     if as_text:
-        text = graphdef.encode_text(graph).encode()
+        text = metadata.encode_graphdef_text(graph).encode()
         write_whole(path, lambda file: file.write(text))
     else:
         write_whole(path, lambda file: graphdef.write(graph, file))
@@ -231,7 +228,10 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
             if target.exists():
                 shutil.copymode(target, temporary)
             with open(temporary / saved_model.FILE, "wb") as file:
-                saved_model.write(graph, file, signature)
+                saved_model.write(metadata.with_text(graph, None), file, signature)
+            if text := metadata.text_of(graph):
+                (temporary / metadata.FOLDER).mkdir()
+                (temporary / metadata.FOLDER / metadata.FILE).write_bytes(text)
             os.replace(temporary, target)
         _WRITTEN.get([]).append(target)
     finally:
@@ -376,30 +376,13 @@ def has_onnx_functions(path: Path) -> bool:
         InputError: the file cannot be read, is not an ONNX model, or the version of an operator set is impossible.
     """
     try:
-        return onnx.has_functions(_map_file(path))
+        return onnx.has_functions(map_file(path))
     except InputError as error:
         raise InputError(f"{path} cannot be read: {error.message}", error.hint) from None
 
 
-def _map_file(path: Path) -> mmap.mmap:
-    size = path.stat().st_size
-    if not size:
-        with open_file(path) as file:
-            has_content = bool(file.read(1))  # files of /proc have size 0
-        if has_content:
-            raise InputError("the file has no size", hint="copy its content to a regular file")
-        raise InputError("the file is empty")
-    if size > graphdef.MAX_BYTES:
-        raise TooLargeError(
-            f"the file has {size / 1e9:.2f} GB; the limit of a graph in one file is 2.15 GB",
-            hint="save an ONNX model with external data: onnx.save(model, path, save_as_external_data=True)",
-        )
-    with open_file(path) as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
 def _read_text(path: Path) -> Graph:
-    return graphdef.decode_text(_decode_utf8(_map_file(path)))
+    return metadata.decode_graphdef_text(_decode_utf8(map_file(path)))
 
 
 def _decode_utf8(data: mmap.mmap) -> str:
@@ -410,7 +393,7 @@ def _decode_utf8(data: mmap.mmap) -> str:
 
 
 _LOADERS: dict[str, Callable[[Path], Graph]] = {
-    "graphdef": lambda path: graphdef.decode(_map_file(path)),
+    "graphdef": lambda path: graphdef.decode(map_file(path)),
     "graphdef_text": _read_text,
-    "onnx": lambda path: onnx.decode(_map_file(path), onnx.external_data_reader(path.parent)),
+    "onnx": lambda path: onnx.decode(map_file(path), onnx.external_data_reader(path.parent)),
 }

@@ -1,22 +1,32 @@
-"""Signatures of LiteRT models: names of the inputs and outputs, which callers use.
+"""Signatures and metadata of LiteRT models: names of the inputs and outputs, and texts of other programs.
 
 A ``.tflite`` file is a flatbuffer: its first four bytes are the offset of the table ``Model``, and all other offsets
 are relative and point forward. A table has a signed offset to its vtable, which holds the position of each field.
 
     before   root, "TFL3", ..., Model, ...
-    after    root, "TFL3", Model with signature_defs, padding, ..., unused Model, ...
+    after    root, "TFL3", Model with other fields, padding, ..., unused Model, ...
 
 All other bytes move by a multiple of `ALIGNMENT`, so that weights stay aligned.
 """
 
-from collections.abc import Mapping, Sequence
-from struct import pack, pack_into, unpack_from
+from collections.abc import Callable, Mapping, Sequence
+from mmap import mmap
+from struct import error, pack, pack_into, unpack_from
+
+from quantkit.errors import InputError
 
 HEADER = 8
 ALIGNMENT = 64
+# Alignment of the content of buffers in a file.
+BUFFER_ALIGNMENT = 16
 # Indices of the fields in the tables.
-VERSION, SUBGRAPHS, SIGNATURES, MODEL_FIELDS = 0, 2, 7, 8
+VERSION, SUBGRAPHS, BUFFERS, METADATA, SIGNATURES, MODEL_FIELDS = 0, 2, 4, 6, 7, 8
 INPUTS, OUTPUTS = 1, 2
+
+# File whose bytes are read.
+Content = bytes | mmap
+# Offsets from the new Model to tables of the old file: position of the offset, and position in the old file.
+_Links = dict[int, int]
 
 
 def endpoint_indices(model: bytes) -> tuple[list[int], list[int]]:
@@ -37,27 +47,86 @@ def with_signature(model: bytes, key: str, inputs: Mapping[str, int], outputs: M
         inputs: tensor indices of the inputs, by name.
         outputs: tensor indices of the outputs, by name.
     """
+    return _with_fields(model, {SIGNATURES: lambda block, _: _add_signatures(block, key, inputs, outputs)})
+
+
+def with_metadata(model: bytes, name: str, content: bytes) -> bytes:
+    """Return a ``.tflite`` file with one more metadata entry, whose content is one more buffer.
+
+    Args:
+        model: content of the file.
+        name: name of the entry.
+        content: content of the buffer.
+    """
+    buffers, entries = (_tables(model, number) for number in (BUFFERS, METADATA))
+
+    def add_buffers(block: bytearray, links: _Links) -> int:
+        vector, slot = _extend_vector(block, buffers, links)
+        (data,) = _add_table(block, (0,)).values()
+        _link(block, slot, data - 4)
+        _pad(block, BUFFER_ALIGNMENT, -4)
+        _link(block, data, len(block))
+        block += pack("<I", len(content)) + content
+        return vector
+
+    def add_entries(block: bytearray, links: _Links) -> int:
+        vector, slot = _extend_vector(block, entries, links)
+        name_field, buffer_field = 0, 1
+        slots = _add_table(block, (name_field, buffer_field))
+        _link(block, slot, slots[name_field] - 4)
+        pack_into("<I", block, slots[buffer_field], len(buffers))
+        _link(block, slots[name_field], _add_text(block, name))
+        return vector
+
+    return _with_fields(model, {BUFFERS: add_buffers, METADATA: add_entries})
+
+
+def read_metadata(model: Content, name: str) -> bytes | None:
+    """Return the content of a metadata entry of a ``.tflite`` file; None if there is no such entry.
+
+    Raises:
+        InputError: the file is truncated or broken.
+    """
+    try:
+        for entry in _tables(model, METADATA):
+            fields = _fields(model, entry)
+            if 0 in fields and 1 in fields and _bytes(model, fields[0]) == name.encode():
+                buffer = _tables(model, BUFFERS)[unpack_from("<I", model, fields[1])[0]]
+                return _bytes(model, _fields(model, buffer)[0])
+    except (error, IndexError, KeyError):
+        raise InputError("the file is truncated or broken", hint="convert the model again") from None
+    return None
+
+
+def _with_fields(model: bytes, added: Mapping[int, Callable[[bytearray, _Links], int]]) -> bytes:
+    """Return a file whose Model has other fields.
+
+    Args:
+        model: content of the file.
+        added: function by number of the field, which appends its vector to the new Model and returns its position.
+    """
     (root,) = unpack_from("<I", model)
     fields = _fields(model, root)
-    present = sorted({*fields, SIGNATURES} & set(range(MODEL_FIELDS)))
+    present = sorted({*fields, *added} & set(range(MODEL_FIELDS)))
     block = bytearray(model[:HEADER])
     slots = _add_table(block, present)
     pack_into("<I", block, 0, slots[present[0]] - 4)
-    _link(block, slots[SIGNATURES], _add_signatures(block, key, inputs, outputs))
+    links = {slots[n]: _target(model, fields[n]) for n in present if n != VERSION and n not in added}
+    for number, add in added.items():
+        _link(block, slots[number], add(block, links))
     _pad(block, ALIGNMENT, HEADER)
     shift = len(block) - HEADER
-    for number in present:
-        if number == VERSION:
-            block[slots[number] : slots[number] + 4] = model[fields[number] : fields[number] + 4]
-        elif number != SIGNATURES:
-            _link(block, slots[number], _target(model, fields[number]) + shift)
+    if VERSION in fields:
+        block[slots[VERSION] : slots[VERSION] + 4] = model[fields[VERSION] : fields[VERSION] + 4]
+    for position, target in links.items():
+        _link(block, position, target + shift)
     return bytes(block) + model[HEADER:]
 
 
 # Reading
 
 
-def _fields(model: bytes, table: int) -> dict[int, int]:
+def _fields(model: Content, table: int) -> dict[int, int]:
     """Return the positions of a table's fields by number."""
     vtable = table - unpack_from("<i", model, table)[0]
     (size,) = unpack_from("<H", model, vtable)
@@ -65,12 +134,33 @@ def _fields(model: bytes, table: int) -> dict[int, int]:
     return {number: table + offset for number, offset in enumerate(offsets) if offset}
 
 
-def _target(model: bytes, position: int) -> int:
+def _target(model: Content, position: int) -> int:
     """Return the position that the offset at a position points to."""
     return int(position + unpack_from("<I", model, position)[0])
 
 
-def _integers(model: bytes, position: int | None) -> list[int]:
+def _tables(model: Content, number: int) -> list[int]:
+    """Return the positions of the tables in a vector of the Model."""
+    (root,) = unpack_from("<I", model)
+    field = _fields(model, root).get(number)
+    if field is None:
+        return []
+    vector = _target(model, field)
+    (size,) = unpack_from("<I", model, vector)
+    offsets = unpack_from(f"<{size}I", model, vector + 4)
+    return [vector + 4 + 4 * index + offset for index, offset in enumerate(offsets)]
+
+
+def _bytes(model: Content, position: int) -> bytes:
+    """Return the content of the text or vector of bytes that an offset points to."""
+    start = _target(model, position)
+    (size,) = unpack_from("<I", model, start)
+    if start + 4 + size > len(model):
+        raise IndexError(start)
+    return bytes(model[start + 4 : start + 4 + size])
+
+
+def _integers(model: Content, position: int | None) -> list[int]:
     if position is None:
         return []
     vector = _target(model, position)
@@ -125,6 +215,13 @@ def _add_vector(block: bytearray, count: int) -> int:
     position = len(block)
     block += pack("<I", count) + bytes(4 * count)
     return position
+
+
+def _extend_vector(block: bytearray, tables: Sequence[int], links: _Links) -> tuple[int, int]:
+    """Append a vector of tables of the old file and one empty offset; return the positions of vector and offset."""
+    vector = _add_vector(block, len(tables) + 1)
+    links.update({vector + 4 + 4 * index: table for index, table in enumerate(tables)})
+    return vector, vector + 4 + 4 * len(tables)
 
 
 def _add_text(block: bytearray, text: str) -> int:

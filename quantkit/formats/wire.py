@@ -3,13 +3,22 @@
 The bytes of large tensors stay in the file while all other fields are parsed.
 """
 
+import mmap
 from collections.abc import Iterator
+from pathlib import Path
 
 from quantkit.errors import InputError
+from quantkit.formats.kinds import open_file
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 Buffer = memoryview | bytes
+# Size limit of a message: a protobuf reader rejects a larger one.
+MAX_BYTES = (1 << 31) - 1
+
+
+class TooLargeError(InputError):
+    """Complete file that is larger than its format allows."""
 
 
 def fields(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
@@ -81,3 +90,26 @@ def encode_varint(value: int) -> bytes:
 def header(number: int, length: int) -> bytes:
     """Return tag and length of a length-delimited field."""
     return encode_varint(number << 3 | LENGTH) + encode_varint(length)
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """Map a file, whose bytes are read on first access.
+
+    Raises:
+        InputError: the file is empty, or cannot be read.
+        TooLargeError: the file is larger than a protobuf message can be.
+    """
+    size = path.stat().st_size
+    if not size:
+        with open_file(path) as file:
+            has_content = bool(file.read(1))  # files of /proc have size 0
+        if has_content:
+            raise InputError("the file has no size", hint="copy its content to a regular file")
+        raise InputError("the file is empty")
+    if size > MAX_BYTES:
+        raise TooLargeError(
+            f"the file has {size / 1e9:.2f} GB; the limit of a graph in one file is 2.15 GB",
+            hint="save an ONNX model with external data: onnx.save(model, path, save_as_external_data=True)",
+        )
+    with open_file(path) as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

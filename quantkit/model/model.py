@@ -1,16 +1,17 @@
 """The value that every verb accepts and returns: a network with all that is known about it."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from quantkit import formats
 from quantkit.arguments import public
-from quantkit.errors import UsageError
+from quantkit.errors import InputError, UsageError
 from quantkit.facts import facts_table
-from quantkit.formats import onnx
+from quantkit.formats import metadata, onnx
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
@@ -18,6 +19,7 @@ from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 
 # Only preprocessing and labels need these packages: a transform starts faster without them.
 if TYPE_CHECKING:
+    from quantkit.data.inference import Basis
     from quantkit.data.input_scaling import InputScaling
     from quantkit.data.labels import Labels
     from quantkit.data.preprocessing import Preprocessing
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from quantkit.runtimes.session import TensorInfo
     from quantkit.zoo.cards import ModelCard
 
+Value = TypeVar("Value")
 RANDOM_WEIGHTS_NOTE = "random weights: latency is valid, predictions are not"
 
 
@@ -80,28 +83,110 @@ class Model:
         return isinstance(self.runnable, Graph) or formats.kind_of(self.runnable) == "onnx"
 
     @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata of the file, see `quantkit.formats.metadata`; empty without metadata.
+
+        Raises:
+            InputError: the metadata are damaged, or of another version.
+        """
+        graph = self.runnable
+        try:
+            return metadata.decode(metadata.text_of(graph) if isinstance(graph, Graph) else metadata.read_text(graph))
+        except InputError as error:
+            raise InputError(f"{self.name}: {error.message}", error.hint) from None
+
+    @cached_property
+    def stated_preprocessing(self) -> "Preprocessing | None":
+        """Preprocessing that the metadata of the file state; None if they state none.
+
+        Raises:
+            InputError: the metadata are damaged, or of another version.
+        """
+        from quantkit.data.preprocessing import Origin, Preprocessing
+
+        stated = self._parse_metadata("preprocessing", Preprocessing.from_json)
+        return stated and (stated if stated.origin is Origin.ASSUMED else replace(stated, origin=Origin.FILE))
+
+    @cached_property
+    def stated_labels(self) -> "Labels":
+        """Class labels that the metadata of the file state; may be empty.
+
+        Raises:
+            InputError: the metadata are damaged, or of another version.
+        """
+        from quantkit.data.labels import Labels
+
+        return self._parse_metadata("labels", lambda value: Labels.from_json(value, self.name)) or Labels()
+
+    def _parse_metadata(self, key: str, parse: Callable[[Any], Value]) -> Value | None:
+        if key not in self.metadata:
+            return None
+        try:
+            return parse(self.metadata[key])
+        except (UsageError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"{self.name}: the metadata of quantkit have damaged {key}: {error}", hint=metadata.HINT
+            ) from None
+
+    @cached_property
     def origin(self) -> "ModelCard | None":
         """Card of the model, or of the known model that this one was transformed or converted from.
 
         A model without a card is recognized by the name and shape of its input and output.
         """
-        if self.card is not None:
-            return self.card
-        from quantkit.data.inference import find_origin
-        from quantkit.zoo.cards import list_cards
-
         endpoints = self._image_endpoints
-        return find_origin(*endpoints, list_cards()) if endpoints else None
+        return self.find_card(*([info] for info in endpoints)) if endpoints else self.card
 
     @cached_property
     def preprocessing(self) -> "Preprocessing | None":
-        """Preprocessing of images: the card's, else inferred; None if no input takes images."""
+        """Preprocessing of images: that of the file, the card's, else inferred; None if no input takes images."""
         from quantkit.data.inference import infer_preprocessing
 
         endpoints = self._image_endpoints
         if endpoints is None:
-            return None
-        return infer_preprocessing(endpoints[0], self.origin or self.find_scaling(endpoints[0].name))
+            return self.stated_preprocessing
+        return infer_preprocessing(endpoints[0], self.find_basis(endpoints[:1]))
+
+    def find_card(self, inputs: "Sequence[TensorInfo]", outputs: "Sequence[TensorInfo]") -> "ModelCard | None":
+        """Return the card of the model, or of the known model with the same input and output; None without one."""
+        if self.card is not None or len(inputs) != 1 or not outputs:
+            return self.card
+        from quantkit.data.inference import find_origin
+        from quantkit.zoo.cards import list_cards
+
+        return find_origin(inputs[0], outputs[0], list_cards())
+
+    def find_basis(
+        self, inputs: "Sequence[TensorInfo]", outputs: "Sequence[TensorInfo] | None" = None
+    ) -> "Basis | None":
+        """Return the source of the preprocessing: the metadata of the file, the card, else a scaling in the graph.
+
+        Args:
+            inputs: inputs of an opened model.
+            outputs: its outputs, which identify the card; None for the output of the graph with the class scores.
+        """
+        card = self.stated_preprocessing or (self.origin if outputs is None else self.find_card(inputs, outputs))
+        return card or (self.find_scaling(inputs[0].name) if inputs else None)
+
+    def find_labels(self, card: "ModelCard | None", num_classes: int | None) -> "Labels":
+        """Find the class labels: in the metadata of the file, the card, the folder of the file, or the cache.
+
+        Args:
+            card: card of the model.
+            num_classes: number of class scores of the output; None if it is not known.
+
+        Returns:
+            The labels; may be empty. The labels in the metadata belong to an output with as many scores.
+
+        Raises:
+            InputError: a label file is broken, or the metadata are.
+        """
+        from quantkit.data.inference import find_model_labels
+
+        stated = self.stated_labels
+        if stated.are_known and (num_classes is None or stated.fits(num_classes)):
+            return stated
+        return find_model_labels(card, self.path, num_classes)
 
     def find_scaling(self, input_name: str) -> "InputScaling | None":
         """Return the scaling of an input inside the graph; None without one, or if the graph cannot be read."""
@@ -114,19 +199,16 @@ class Model:
 
     @cached_property
     def labels(self) -> "Labels":
-        """Class labels: from the card, or from a file in the folder of the model; may be empty.
+        """Class labels: from the file, from the card, or from a file in the folder of the model; may be empty.
 
         Raises:
             InputError: a label file is broken.
         """
-        from quantkit.data.inference import find_model_labels
-        from quantkit.data.labels import Labels
-
         endpoints = self._image_endpoints
         if endpoints is None:
-            return Labels()
+            return self.stated_labels
         dims = endpoints[1].shape.dims
-        return find_model_labels(self.origin, self.path, dims[-1] if dims else None)
+        return self.find_labels(self.origin, dims[-1] if dims else None)
 
     @cached_property
     def _image_endpoints(self) -> "tuple[TensorInfo, TensorInfo] | None":
@@ -194,8 +276,8 @@ class Model:
             "nodes": len(self.graph) if can_read else None,
             "inputs": list(map(str, self.graph.inputs)) if can_read else None,
             "outputs": list(map(str, self.graph.outputs)) if can_read else None,
-            "preprocessing": str(self.preprocessing) if can_read and self.preprocessing else None,
-            "labels": len(self.labels.names) if can_read else 0,
+            "preprocessing": str(self.preprocessing) if self.preprocessing else None,
+            "labels": len(self.labels.names),
         }
 
     def __repr__(self) -> str:

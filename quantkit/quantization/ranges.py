@@ -23,6 +23,7 @@ from quantkit.errors import InputError, UsageError
 from quantkit.formats import graphdef, onnx
 from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
+from quantkit.formats.metadata import with_text
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 
@@ -230,6 +231,7 @@ class Ranges(Mapping[Edge, Range]):
 
 def graph_digest(graph: Graph) -> str:
     """Return a digest of nodes, weights, inputs and outputs."""
+    graph = with_text(graph, None)
     digest = blake2b(repr((list(map(str, graph.inputs)), list(map(str, graph.outputs)))).encode(), digest_size=8)
     for chunk in (onnx if graph.dialect == onnx.DIALECT else graphdef).chunks(graph):
         digest.update(chunk)

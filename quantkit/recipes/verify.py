@@ -248,7 +248,7 @@ def feed_dataset(
     if matching and len(inputs) > 1:
         pipeline = InputPipeline.of_arrays(matching, arrays, dataset.source)
     else:
-        pipeline = InputPipeline.of(inputs, dataset, model.origin or model.find_scaling(inputs[0].name))
+        pipeline = InputPipeline.of(inputs, dataset, model.find_basis(inputs))
     rejected: dict[str, str] = {}
     size = _num_samples(inputs, num_samples)
     for batch in batches(dataset, pipeline, size, rejected):

@@ -39,7 +39,7 @@ class EndToEndCall:
 
     def __init__(self, model: Model, session: Session, data: str, batch: int, clock: Clock) -> None:
         dataset = as_dataset(data, NUM_IMAGES, keep_order=True)
-        basis = model.origin or model.find_scaling(session.inputs[0].name)
+        basis = model.find_basis(session.inputs)
         self._pipeline = InputPipeline.of(session.inputs, dataset, basis)
         self._samples = list(islice(dataset.read(rank_of(session.inputs)), NUM_IMAGES))
         if not self._samples or any(sample.path is None for sample in self._samples):

@@ -4,6 +4,7 @@ Transforms and targets for TensorFlow graphs then apply to ONNX models.
 """
 
 from quantkit.formats import onnx
+from quantkit.formats.metadata import text_of, with_text
 from quantkit.ir.graph import Graph
 
 
@@ -36,4 +37,4 @@ def convert(graph: Graph) -> Graph:
 
 def as_tensorflow(graph: Graph) -> Graph:
     """Return a graph of TensorFlow ops; an ONNX graph is converted with `convert`."""
-    return convert(graph) if graph.dialect == onnx.DIALECT else graph
+    return with_text(convert(graph), text_of(graph)) if graph.dialect == onnx.DIALECT else graph

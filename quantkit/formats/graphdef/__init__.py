@@ -19,9 +19,7 @@ from quantkit.ir.graph import Graph, Node, Versions
 from quantkit.ir.names import is_tensorflow_name
 from quantkit.ir.tensor import Tensor
 
-# Size limit of a protobuf message: TensorFlow could not read a larger graph.
-MAX_BYTES = (1 << 31) - 1
-
+MAX_BYTES = wire.MAX_BYTES
 NODE, LIBRARY, VERSIONS = 1, 2, 4
 
 

@@ -27,6 +27,7 @@ from quantkit.formats.onnx.values import (
     renamed_infos,
     value_infos,
     value_name,
+    with_dimension_names,
     with_node_names,
 )
 from quantkit.formats.onnx.writer import chunks, encode, encode_subgraph, needs_data_file, write, write_data
@@ -54,6 +55,7 @@ __all__ = [
     "renamed_infos",
     "value_infos",
     "value_name",
+    "with_dimension_names",
     "with_node_names",
     "write",
     "write_data",

@@ -96,6 +96,39 @@ def renamed_infos(extra: bytes, names: Mapping[str, str]) -> bytes:
     return bytes(model.SerializeToString(deterministic=True))
 
 
+def with_dimension_names(graph: Graph, source: Graph) -> Graph:
+    """Return the graph with the names of the dynamic dimensions of another graph, such as ``batch``.
+
+    Args:
+        graph: graph without such names.
+        source: graph with the same inputs and outputs in the same order; graphs of another dialect have no names.
+    """
+    if source.dialect != DIALECT:
+        return graph
+    model, nodes = parse_message("ModelProto", graph.extra), dict(graph.nodes)
+    infos = {info.name: info for info in model.graph.output}
+    stated = {info.name: info for info in parse_message("ModelProto", source.extra).graph.output}
+    if len(graph.inputs) == len(source.inputs):
+        for edge, old in zip(graph.inputs, source.inputs, strict=True):
+            info = input_info(nodes[edge.node])
+            _name_dimensions(info, input_info(source[old.node]))
+            nodes[edge.node] = nodes[edge.node].with_(extra=info.SerializeToString(deterministic=True))
+    if len(graph.outputs) == len(source.outputs):
+        for edge, old in zip(graph.outputs, source.outputs, strict=True):
+            names = value_name(graph[edge.node], edge.port), value_name(source[old.node], old.port)
+            if names[0] in infos and names[1] in stated:
+                _name_dimensions(infos[names[0]], stated[names[1]])
+    return graph.with_nodes(nodes.values()).with_(extra=bytes(model.SerializeToString(deterministic=True)))
+
+
+def _name_dimensions(info: Any, source: Any) -> None:
+    """Name the unnamed dynamic dimensions of a ValueInfoProto like those of another one of its rank."""
+    dims, others = info.type.tensor_type.shape.dim, source.type.tensor_type.shape.dim
+    for dim, other in zip(dims, others, strict=False) if len(dims) == len(others) else ():
+        if not dim.HasField("dim_value") and not dim.dim_param and other.dim_param:
+            dim.dim_param = other.dim_param
+
+
 def value_name(node: Node, port: int) -> str:
     """Return the value name of an output of a node; empty for an omitted output."""
     attr = node.attrs.get(OUTPUTS)
@@ -164,6 +197,26 @@ def read_info(info: Any) -> tuple[DType | None, Shape]:
         return DTYPES.get(kind.elem_type), Shape(None)
     dims = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in kind.shape.dim]
     return DTYPES.get(kind.elem_type), Shape(dims)
+
+
+def input_info(node: Node) -> Any:
+    """Return the ValueInfoProto of a node that is an input of the model.
+
+    Raises:
+        InputError: `Node.extra` is broken.
+        GraphError: ONNX has no such element type.
+    """
+    info = parse_message("ValueInfoProto", node.extra)
+    info.name = node.name
+    dtype, shape = node.attrs.get("dtype"), node.attrs.get("shape")
+    if node.op == "Placeholder" and (dtype, shape or Shape(None)) != read_info(info):
+        info.ClearField("type")
+        fill_info(
+            info,
+            dtype if isinstance(dtype, DType) else None,
+            shape if isinstance(shape, Shape) else Shape(None),
+        )
+    return info
 
 
 def fill_info(info: Any, dtype: DType | None, shape: Shape) -> None:

@@ -33,16 +33,15 @@ from quantkit.formats.onnx.values import (
     OPSET,
     OUTPUTS,
     fill_info,
+    input_info,
     parse_message,
-    read_info,
     value_name,
 )
+from quantkit.formats.wire import MAX_BYTES
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.onnx.types import NUMBERS
 
-# Size limit of a protobuf message; larger models have their weights as external data.
-MAX_BYTES = (1 << 31) - 1
 # Alignment of tensors in an external data file, which runtimes map page by page.
 PAGE = 4096
 
@@ -212,14 +211,14 @@ class _ModelWriter:
     def _rest(self, names: set[str]) -> Iterator[bytes]:
         """Yield inputs, outputs, and all other fields of the graph message that are still valid."""
         for node in self._inputs():
-            yield _field(INPUT, self._input(node))
+            yield _field(INPUT, input_info(node))
         for edge in self._graph.outputs:
             name = self._name(edge)
             info = message_class("ValueInfoProto")()
             info.CopyFrom(self._infos.get(name, info))
             node = self._graph[edge.node]
             if name not in self._infos and node.op == "Placeholder":
-                info = self._input(node)
+                info = input_info(node)
             info.name = name
             yield _field(OUTPUT, info)
         rest = self._model.graph
@@ -242,19 +241,6 @@ class _ModelWriter:
             _is_initializer(node) and not node.extra for node in nodes.values()
         )
         return {node.name: node for node in (*ordered, *placeholders, *(defaults if has_defaults else ()))}.values()
-
-    def _input(self, node: Node) -> Any:
-        info = parse_message("ValueInfoProto", node.extra)
-        info.name = node.name
-        dtype, shape = node.attrs.get("dtype"), node.attrs.get("shape")
-        if node.op == "Placeholder" and (dtype, shape or Shape(None)) != read_info(info):
-            info.ClearField("type")
-            fill_info(
-                info,
-                dtype if isinstance(dtype, DType) else None,
-                shape if isinstance(shape, Shape) else Shape(None),
-            )
-        return info
 
 
 def _last_ports(graph: Graph) -> dict[str, int]:

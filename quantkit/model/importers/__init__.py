@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quantkit import formats
 from quantkit.errors import UsageError
+from quantkit.formats import metadata
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph
 
@@ -87,7 +88,10 @@ def _read_graphdef(path: Path, options: ImportOptions) -> Imported:
 def _read_saved_model(path: Path, options: ImportOptions) -> Imported:
     from quantkit.model.importers import variables
 
-    return variables.read_saved_model(path, options.signature, options.tags, options.inputs, options.outputs)
+    graph, signature = variables.read_saved_model(
+        path, options.signature, options.tags, options.inputs, options.outputs
+    )
+    return metadata.with_text(graph, metadata.read_text(path)), signature
 
 
 def _read_checkpoint(path: Path, options: ImportOptions) -> Imported:

@@ -54,7 +54,8 @@ def calibrate_model(
         UsageError, InputError, UnavailableError: see `quantize`.
     """
     model = load_float_model(source, options)
-    dialect = model.graph.dialect
+    source_graph = model.graph
+    dialect = source_graph.dialect
     require_ranges(model.graph, options, scheme)
     options.on_progress(Progress("preparing the graph", 0))
     model, graph, trained = prepare_float_graph(model, options, scheme, data or held_out)
@@ -70,7 +71,7 @@ def calibrate_model(
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options, trained)
     trials = Trials(reference, options, tries_layers=onnx.DIALECT in (dialect, graph.dialect))
-    conversion = Conversion(graph, plan, ranges, options.fallback)
+    conversion = Conversion(graph, plan, ranges, options.fallback, source=source_graph)
     if trials.is_possible and not trained:
         for choose in CHOICES:
             conversion = choose(conversion, trials, options)

@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from quantkit.errors import CheckError
+from quantkit.formats import onnx
+from quantkit.formats.metadata import with_metadata
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
@@ -29,6 +33,7 @@ class Conversion:
         ranges: range of every edge that the plan quantizes.
         fallback_precision: precision of the fallback layers, ``float`` or ``bfloat16``.
         fallback_layers: layers that the accuracy search excludes from quantization.
+        source: graph of the float model, whose inputs and outputs may have names of dimensions; None without names.
         float_graph: float graph before a fine-tuning, with the constants of layers that stay float; None without one.
     """
 
@@ -37,6 +42,7 @@ class Conversion:
     ranges: Ranges
     fallback_precision: str = FLOAT
     fallback_layers: frozenset[str] = frozenset()
+    source: Graph | None = None
     float_graph: Graph | None = None
 
     @property
@@ -100,6 +106,8 @@ class Conversion:
             UnavailableError: the target is not available in this installation.
         """
         quantized = convert(self.graph, self.plan, self.ranges)
+        if self.source is not None and quantized.dialect == onnx.DIALECT:
+            quantized = onnx.with_dimension_names(quantized, self.source)
         if self.fallback_precision == FLOAT or not self.fallback_layers:
             return quantized
         # A plan has no fused patterns of its fallbacks: the plan of all layers contains their nodes.
@@ -128,6 +136,7 @@ class Conversion:
                 hint=f"use --max-drop to keep such layers in float, or {error.hint.removeprefix('keep it in float: ')}",
             ) from None
 
-    def write(self, output: Path) -> None:
-        """Write the quantized graph; the file appears complete or not at all."""
-        self.target.write(self.quantized, output, weights_only=self.plan.scheme.weights_only)
+    def write(self, output: Path, metadata: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Write the quantized graph with the metadata of its file; the file appears complete or not at all."""
+        graph = with_metadata(self.quantized, metadata)
+        self.target.write(graph, output, weights_only=self.plan.scheme.weights_only)

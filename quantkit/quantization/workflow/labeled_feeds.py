@@ -5,19 +5,17 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Self
 
-from quantkit.arguments import expand_user
 from quantkit.data import Dataset, InputPipeline, InputTimes, batches
-from quantkit.data.inference import find_model_labels, find_origin
-from quantkit.data.labels import Labels, read_labels
+from quantkit.data.labels import Labels
 from quantkit.data.pipeline import ARRAYS_UNCHANGED
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import GraphError, InputError
 from quantkit.evaluation.evaluation_run import find_class
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
+from quantkit.quantization.workflow.description import choose_labels
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes.session import Session
-from quantkit.zoo.cards import list_cards
 
 Feeds = dict[str, Array]
 # Fraction of samples that may be NaN or infinite.
@@ -78,15 +76,10 @@ class LabeledFeeds:
             raise GraphError(f"{model.name} has no outputs", hint="name them: --outputs NAMES")
         if not session.inputs:
             raise GraphError(f"{model.name} has no inputs to calibrate", hint="name them: --inputs NAMES")
-        result, card = session.outputs[0], model.card
-        if card is None and len(session.inputs) == 1:
-            card = find_origin(session.inputs[0], result, list_cards())
-        num_classes = (result.shape.dims or (None,))[-1]
-        if options.labels is None:
-            labels = find_model_labels(card, model.path, num_classes)
-        else:
-            labels = read_labels(expand_user(options.labels))
-        basis = preprocessing or card or model.find_scaling(session.inputs[0].name)
+        card = model.find_card(session.inputs, session.outputs)
+        num_classes = (session.outputs[0].shape.dims or (None,))[-1]
+        labels = choose_labels(model, card, session.outputs, options)
+        basis = preprocessing or model.find_basis(session.inputs, session.outputs)
         pipeline = InputPipeline.of(session.inputs, dataset, basis, options.preprocessing)
         is_classifier = card is not None or labels.are_known
         return cls(dataset, pipeline, labels, num_classes or 0, is_classifier=is_classifier)

@@ -303,4 +303,5 @@ def _preprocessing_flags(options: PreprocessingOptions) -> tuple[str, ...]:
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             # A negative list after a space would be read as a flag.
             flags += [f"--input-{name}={text}"] if text.startswith("-") else [f"--input-{name}", text]
+    flags += ["--input-color-order", options.color_order] if options.color_order else []
     return tuple(flags)

@@ -1,6 +1,7 @@
 """Result of a quantization."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from quantkit.arguments import expand_user
 from quantkit.data import Preprocessing
+from quantkit.formats.metadata import with_metadata
 from quantkit.formats.sizes import format_size
 from quantkit.model import Model
 from quantkit.quantization.plan import Plan
@@ -26,18 +28,19 @@ class QuantizationResult:
         float_model: the model that was quantized.
         conversion: prepared float graph, plan and ranges.
         report: precision, size, accuracy and latency.
+        metadata: metadata of the file, see `quantkit.formats.metadata`.
     """
 
     float_model: Model
     conversion: Conversion
     report: QuantizationReport
+    metadata: Mapping[str, Any]
 
     @cached_property
     def model(self) -> Model:
         """Quantized model, with the card of the float model."""
-        return Model(
-            f"{self.float_model.name} ({self.report.target})", self.conversion.quantized, card=self.float_model.card
-        )
+        graph = with_metadata(self.conversion.quantized, self.metadata)
+        return Model(f"{self.float_model.name} ({self.report.target})", graph, card=self.float_model.card)
 
     @cached_property
     def plan(self) -> Plan:
@@ -84,5 +87,5 @@ class QuantizationResult:
         """
         path = expand_user(path)
         check_output(self.conversion.target, path)
-        self.conversion.write(path)
+        self.conversion.write(path, self.metadata)
         return path

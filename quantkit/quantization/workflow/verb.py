@@ -7,23 +7,21 @@ from typing import Any
 
 from quantkit.arguments import (
     as_names,
-    as_numbers,
     expand_user,
     parse_duration,
     public,
     require_callable,
-    require_divisors,
     require_flag,
     require_fraction,
     require_names,
     require_natural,
-    require_numbers,
     require_path,
     require_positive,
     require_text,
     without_none,
 )
 from quantkit.data import PreprocessingOptions
+from quantkit.data.preprocessing import ColorOrder
 from quantkit.evaluation.tasks import Score, find_task
 from quantkit.formats import name_written_files
 from quantkit.formats.sizes import measure_size
@@ -41,6 +39,7 @@ from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibrated_model import calibrate_model
 from quantkit.quantization.workflow.calibration_run import compute_reference, find_datasets
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.description import describe_model
 from quantkit.quantization.workflow.doubts import find_doubts
 from quantkit.quantization.workflow.fine_tuning import fine_tune
 from quantkit.quantization.workflow.float_reference import FloatReference
@@ -89,6 +88,7 @@ def quantize(
     input_height: int | None = None,
     input_mean: float | Sequence[float] | None = None,
     input_std: float | Sequence[float] | None = None,
+    input_color_order: ColorOrder | None = None,
     runtime: str = AUTO,
     runs: int | None = None,
     finetune: int | str | None = None,
@@ -128,7 +128,8 @@ def quantize(
         signature, tags, checkpoint, input_shapes, random_weights, offline: as for `quantkit.load`.
         input_width, input_height: image size in pixels (default: the graph's).
         input_mean, input_std: normalization (x - mean) / std of images, numbers or one number per channel (default:
-            the card's, else from a scaling layer of the graph, else 128).
+            from the file, else the card's, else from a scaling layer of the graph, else 128).
+        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
         runtime: runtime of the float model, which the form of an ONNX model then suits; ``auto`` is the fastest
             available for the float model, and a form for all runtimes of the target.
         runs: samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear,
@@ -159,10 +160,15 @@ def quantize(
         CheckError: this host computes the quantized model incorrectly.
     """
     require_positive(limit=limit)
-    require_natural(seed=seed, **without_none(runs=runs, input_width=input_width, input_height=input_height))
+    require_natural(seed=seed, **without_none(runs=runs))
     require_fraction(**without_none(max_drop=max_drop))
-    require_numbers(**without_none(input_mean=input_mean))
-    require_divisors(**without_none(input_std=input_std))
+    preprocessing = PreprocessingOptions.of(
+        input_height=input_height,
+        input_width=input_width,
+        input_mean=input_mean,
+        input_std=input_std,
+        input_color_order=input_color_order,
+    )
     require_flag(
         weights_only=weights_only,
         uint8_input=uint8_input,
@@ -206,7 +212,7 @@ def quantize(
         checkpoint=checkpoint,
         input_shapes=input_shapes,
         random_weights=random_weights,
-        preprocessing=PreprocessingOptions(input_height, input_width, as_numbers(input_mean), as_numbers(input_std)),
+        preprocessing=preprocessing,
         runtime=runtime,
         runs=runs,
         finetune=finetune,
@@ -256,13 +262,15 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         fallback = search_fallbacks(conversion, reference, options, options.max_drop)
         conversion = conversion.exclude(fallback.keep_float)
         save_plan(options, graph, conversion.plan)
-    report = _write_and_measure(model, conversion, reference, trials, fallback, options)
-    return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning))
+    metadata = describe_model(model, conversion.graph, conversion.ranges, options)
+    report = _write_and_measure(model, conversion, metadata, reference, trials, fallback, options)
+    return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning), metadata)
 
 
 def _write_and_measure(
     model: Model,
     conversion: Conversion,
+    metadata: Mapping[str, Any],
     reference: FloatReference,
     trials: Trials,
     fallback: Fallback | None,
@@ -278,7 +286,7 @@ def _write_and_measure(
             conversion.check_on_host(next(iter(reference.feeds), {}))
         options.on_progress(Progress("writing the model", 0))
         file = folder / f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output
-        conversion.write(file)
+        conversion.write(file, metadata)
         samples = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
         options.on_progress(Progress("measuring the accuracy", 0))
         accuracy = trials.find_accuracy(conversion, reference) or try_measure_accuracy(file, conversion, reference)

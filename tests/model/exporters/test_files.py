@@ -288,7 +288,7 @@ def test_command_rejects_more_than_2_gb_before_any_work(
 ) -> None:
     save(small_graph(), tmp_path / "in.pb")
     monkeypatch.setattr(graphdef, "MAX_BYTES", 9000)
-    monkeypatch.setattr("quantkit.formats.files._map_file", partial(lambda path: path.read_bytes()))
+    monkeypatch.setattr("quantkit.formats.files.map_file", partial(lambda path: path.read_bytes()))
     arguments = ["transform", "-v", str(tmp_path / "in.pb"), "-o", str(tmp_path / "out.pb"), "--recipe"]
     assert main([*arguments, "inference"]) == 3
     assert "Applying" not in (document := capsys.readouterr().err)
