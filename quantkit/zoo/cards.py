@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from quantkit.errors import InputError, UsageError, did_you_mean
+from quantkit.errors import InputError, UnavailableError, UsageError, did_you_mean
 from quantkit.ir.tensor import DType
 
 if TYPE_CHECKING:
@@ -210,10 +211,25 @@ def find_card(name: str) -> ModelCard:
 
 
 def model_files() -> "Traversable":
-    """Return the installed folder of cards and bundled models."""
+    """Return the folder of cards and bundled models: the installed one, else that of the repository.
+
+    Python that is started in the root of the repository imports its folder ``quantkit``, which does not contain it.
+
+    Raises:
+        UnavailableError: there is no such folder.
+    """
     from importlib.resources import files
 
-    return files("quantkit.models")
+    try:
+        return files("quantkit.models")
+    except ModuleNotFoundError:
+        folder = Path(__file__).parents[2] / "models"
+        if folder.is_dir():
+            return folder
+        raise UnavailableError(
+            f"{folder.parent / 'quantkit'} has no model cards",
+            hint="start Python in another folder, or run 'pip install -e .' in the repository",
+        ) from None
 
 
 def read_card(text: str, source: str) -> ModelCard:
