@@ -19,6 +19,7 @@ from quantkit.transforms.functions.inline_functions import inline_functions
 _OUTPUT = "dataset"
 # Constant with the structure of the elements in a file; no node of the pipeline uses the constant.
 _STRUCTURE = "quantkit/element_spec"
+_UNSIZED = ("string", "resource", "variant")
 # Ops that call a function of the process that built the graph.
 _PYTHON_CALLS = {"PyFunc": "numpy_function", "PyFuncStateless": "numpy_function", "EagerPyFunc": "py_function"}
 
@@ -165,8 +166,8 @@ def is_stateful(op: str) -> bool:
     return definition is None or bool(definition.is_stateful)
 
 
-def infer_shapes(function: Function[Graph], graph: Graph, arguments: Iterable[Shape]) -> dict[Edge, Shape]:
-    """Return the shape of each tensor in a function.
+def infer_specs(function: Function[Graph], graph: Graph, arguments: Iterable[Shape]) -> dict[Edge, tuple[Shape, DType]]:
+    """Return the shape and the type of each tensor in a function.
 
     Args:
         function: function of a stage.
@@ -193,7 +194,10 @@ def infer_shapes(function: Function[Graph], graph: Graph, arguments: Iterable[Sh
     except Exception as error:
         raise UnavailableError(f"TensorFlow cannot import {function.name}: {one_line(str(error))}") from None
     return {
-        Edge(operation.name, port): Shape(None if tensor.shape.rank is None else tuple(tensor.shape.as_list()))
+        Edge(operation.name, port): (
+            Shape(None if tensor.shape.rank is None else tuple(tensor.shape.as_list())),
+            DType(tensor.dtype.name) if tensor.dtype.name in _UNSIZED else DType.of(tensor.dtype.as_numpy_dtype),
+        )
         for operation in imported.get_operations()
         for port, tensor in enumerate(operation.outputs)
     }

@@ -24,6 +24,7 @@ from quantkit.pipelines.optimization_report import OptimizationResult, PipelineS
 from quantkit.pipelines.parallelism import add_prefetch, parallelize
 from quantkit.pipelines.schedules import PipelineSchedules
 from quantkit.pipelines.short_epochs import ShortEpoch, find_short_epoch
+from quantkit.pipelines.splitting import split_random_map
 from quantkit.pipelines.stages import AUTOTUNE, element_types, is_one_to_one, root_of
 from quantkit.pipelines.state import captured_variable, randomness
 from quantkit.pipelines.vectorization import vectorize_maps
@@ -259,17 +260,25 @@ class _Optimizer:
         return step
 
     def _cache_at_end(self, seconds: float) -> _CachedPipeline | Skip:
-        """Insert a cache at the end, after maps that can be applied before their shuffles."""
-        graph = delay_shuffles(self._graph)
-        site = find_cache_site(graph, self._execution, seconds * _COUNT_FRACTION, free_memory())
+        """Insert a cache at the end, after maps and fixed parts of maps that can be applied before the shuffles."""
+        divided = split_random_map(self._graph)
+        delayed = delay_shuffles(divided.graph)
+        site = find_cache_site(delayed, self._execution, seconds * _COUNT_FRACTION, free_memory())
         if isinstance(site, Skip):
             return site
-        is_random = bool(randomness(self._graph, self._graph[site.stage]))
-        cached = insert_cache(graph if is_random else self._graph, site)
-        if is_random:
-            cached = cached._replace(changes=("shuffles moved after maps", *cached.changes))
-        comparison = self._verify(cached.graph, seconds)
-        return _CachedPipeline(cached, graph if is_random else self._graph, site.stage, self._applied, comparison)
+        graphs: list[tuple[Graph, tuple[str, ...]]] = [
+            (self._graph, ()),
+            (divided.graph, divided.changes),
+            (delayed, (*divided.changes, "shuffles moved after maps")),
+        ]
+        graph, changes = next(
+            (graph, changes)
+            for graph, changes in graphs
+            if site.stage in graph.nodes and not randomness(graph, graph[site.stage])
+        )
+        cached = insert_cache(graph, site)
+        cached = cached._replace(changes=(*changes, *cached.changes))
+        return _CachedPipeline(cached, graph, site.stage, self._applied, self._verify(cached.graph, seconds))
 
     def _cache_before_batches(self, seconds: float) -> _CachedPipeline | None:
         """Insert a cache of the results of maps that were moved after a batch; None without such maps.

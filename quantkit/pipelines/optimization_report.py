@@ -130,6 +130,8 @@ class OptimizationResult:
             lines.append(f"together: {self.gain.ratio:.2f} times the rate, {rates}")
         if "cache" in self.applied:
             lines.append("the rate with the cache holds from the second epoch on")
+            changes = next(step.changes for step in self.steps if step.name == "cache")
+            lines += [change for change in changes if " divided before " in change]
         lines += ["", *python_lines(self.graph)]
         if self.output is not None:
             lines += ["", f"{os.fspath(self.output)}: quantkit.data.load_dataset reads the optimized dataset"]

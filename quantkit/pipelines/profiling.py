@@ -3,7 +3,7 @@
 import html
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,13 +17,25 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType
 from quantkit.pipelines import bridge
 from quantkit.pipelines.execution import translate_errors
-from quantkit.pipelines.stage_model import RateLimit, StageTime, configured_limit, cores_limit, read_model
+from quantkit.pipelines.python_lines import stage_labels
+from quantkit.pipelines.stage_model import (
+    RateLimit,
+    StageTime,
+    configured_limit,
+    cores_limit,
+    count_elements,
+    read_model,
+)
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 
 # Maximum number of bytes that are read to measure the disk.
 _DISK_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
-_NAME_WIDTH = 24
+_NAME_WIDTH = 32
+# Time between two readings of the core times.
+_MODEL_SECONDS = 0.05
+# Least fraction of the core time of a stage in the report that the program does not have.
+_MIN_TIME = 0.02
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class PipelineProfile:
         elements_per_second, bytes_per_second: measured rates.
         stages: stages from the last one to the sources.
         cores: number of cores.
+        read_bytes: bytes that the pipeline reads from files for one element; None if they are not known.
         disk_bytes_per_second: rate of reading the files of the pipeline without the page cache; None without files.
         step_seconds: time of the consumer for one element; None if it is not given.
     """
@@ -42,14 +55,18 @@ class PipelineProfile:
     bytes_per_second: float
     stages: tuple[StageTime, ...]
     cores: int
+    read_bytes: float | None
     disk_bytes_per_second: float | None
     step_seconds: float | None
 
     @property
     def bottleneck(self) -> RateLimit:
         """Limit of the pipeline with its present threads, and its cause."""
-        limits = [configured_limit(self.stages, self.cores), *([self.disk] if self.disk else [])]
-        return min(limits, key=lambda limit: limit.elements_per_second)
+        limit = configured_limit(self.stages, self.cores)
+        if self.disk and not self.is_cached and self.disk.elements_per_second < limit.elements_per_second:
+            limit = self.disk
+        # The core times are estimates: the measured rate is possible.
+        return replace(limit, elements_per_second=max(limit.elements_per_second, self.elements_per_second))
 
     @property
     def cores_limit(self) -> RateLimit:
@@ -58,11 +75,15 @@ class PipelineProfile:
 
     @property
     def disk(self) -> RateLimit | None:
-        """Limit of the disk; None if its rate is not known."""
-        size = sum(stage.bytes_per_element * stage.visits for stage in self.stages if stage.is_source)
-        if self.disk_bytes_per_second is None or not size:
+        """Limit of the disk; None if its rate or the read bytes are not known."""
+        if self.disk_bytes_per_second is None or not self.read_bytes:
             return None
-        return RateLimit(self.disk_bytes_per_second / size, "disk")
+        return RateLimit(self.disk_bytes_per_second / self.read_bytes, "disk")
+
+    @property
+    def is_cached(self) -> bool:
+        """True if the measured rate is above that of the disk: the page cache holds the files."""
+        return self.disk is not None and self.elements_per_second > self.disk.elements_per_second
 
     @property
     def verdict(self) -> str:
@@ -86,6 +107,7 @@ class PipelineProfile:
             "configured_limit": _finite(self.bottleneck.elements_per_second),
             "cores_limit": _finite(self.cores_limit.elements_per_second),
             "disk_limit": self.disk.elements_per_second if self.disk else None,
+            "read_bytes_per_element": self.read_bytes,
             "disk_bytes_per_second": self.disk_bytes_per_second,
             "step_seconds": self.step_seconds,
             "verdict": self.verdict,
@@ -108,7 +130,11 @@ class PipelineProfile:
         yield f"limit of the present threads: {_rate(self.bottleneck)} ({self.bottleneck.cause})"
         yield f"limit of {self.cores} cores: {_rate(self.cores_limit)}, if every stage were parallel"
         if self.disk and self.disk_bytes_per_second:
-            yield f"limit of the disk: {_rate(self.disk)} at {format_size(int(self.disk_bytes_per_second))}/s"
+            yield (
+                f"limit of the disk: {_rate(self.disk)} at {format_size(int(self.disk_bytes_per_second))}/s, "
+                f"{format_size(int(self.read_bytes or 0))} for each element"
+                + ("; the page cache held the files in this run" if self.is_cached else "")
+            )
         yield self.verdict
 
     def __str__(self) -> str:
@@ -132,22 +158,53 @@ def profile_dataset(dataset: Any, seconds: float, step_seconds: float | None = N
     """
     graph = bridge.to_graph(dataset)
     tf = import_tensorflow()
+    model = None
     with translate_errors():
         iterator = iter(dataset.repeat())
         if next(iterator, None) is None:
             raise InputError("the pipeline has no elements", hint="check the files of the dataset")
-        started = perf_counter()
+        read_before, started = _read_bytes(), perf_counter()
+        passed, next_model = 0.0, _MODEL_SECONDS
         count = num_bytes = 0
-        while not count or perf_counter() - started < seconds:
+        while not count or passed < seconds:
             num_bytes += sum(_num_bytes(tensor) for tensor in tf.nest.flatten(next(iterator), expand_composites=True))
             count += 1
-        passed = perf_counter() - started
+            passed = perf_counter() - started
+            if passed >= min(next_model, seconds):
+                model, next_model = _longer_model(tf, iterator, model), passed + _MODEL_SECONDS
+        read_after = _read_bytes()
+    stages = read_model(model)
+    labels = stage_labels(graph, [stage.name for stage in stages])
+    least = _MIN_TIME * sum(stage.core_seconds for stage in stages)
+    stages = tuple(
+        replace(stage, name=label or f"{stage.name} of tf.data")
+        for stage, label in zip(stages, labels, strict=True)
+        if label or stage.core_seconds > least
+    )
+    read = None if read_before is None or read_after is None else (read_after - read_before) / count
+    disk = measure_disk(files_of(graph))
+    return PipelineProfile(count / passed, num_bytes / passed, stages, available_cores(), read, disk, step_seconds)
+
+
+def _longer_model(tf: Any, iterator: Any, model: Any) -> Any:
+    """Return the present model of an iterator, or the given one if its epoch has more elements.
+
+    Raises:
+        UnavailableError: TensorFlow has no model of the pipeline.
+    """
     try:
-        stages = read_model(tf.data.experimental.get_model_proto(iterator))
+        present = tf.data.experimental.get_model_proto(iterator)
     except Exception as error:  # TensorFlow raises errors of many types
         raise UnavailableError(f"the pipeline cannot be profiled: {one_line(str(error))}") from error
-    disk = measure_disk(files_of(graph))
-    return PipelineProfile(count / passed, num_bytes / passed, stages[1:], available_cores(), disk, step_seconds)
+    return model if model and count_elements(model) > count_elements(present) else present
+
+
+def _read_bytes() -> int | None:
+    """Return the bytes that this process has read from files, the page cache included; None if they are not known."""
+    try:
+        return int(Path("/proc/self/io").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _num_bytes(tensor: Any) -> int:

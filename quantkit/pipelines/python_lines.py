@@ -1,16 +1,24 @@
 """A pipeline as the lines of Python that a person would write."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.pipelines.stages import AUTOTUNE, constant_of, input_stages, root_of
+from quantkit.pipelines.stages import AUTOTUNE, constant_of, input_stages, root_of, stages_of
 
 _FUNCTION = re.compile(r"__inference_(?:Dataset_(?:flat_map|interleave|filter|map|scan)_)?(.*?)_\d+")
-_MAX_ITEMS = 3
+# Marks of rewritten functions, and the suffixes of their names.
+_SUFFIXES = {"__batched": "_batch", "__fixed": "_fixed_part", "__random": "_random_part"}
+_MAX_ITEMS, _MAX_LETTERS = 3, 200
+# Functions of sources that are several stages.
+_SOURCE_FUNCTIONS = {"read_one_file": "TFRecordDataset", "flat_map_fn": "from_generator"}
+# Stages that tf.data removes if they have no effect.
+_OPTIONAL = frozenset(
+    {"OptionsDataset", "PrefetchDataset", "RepeatDataset", "ShardDataset", "SkipDataset", "TakeDataset"}
+)
 
 
 def python_lines(graph: Graph) -> list[str]:
@@ -27,10 +35,54 @@ def function_name(name: str) -> str:
     parts = [f"{match[1]}" for match in _FUNCTION.finditer(name)]
     names = [part.removeprefix("__") or "function" for part in parts] or [name]
     names = ["function" if part == "lambda" else part for part in names]
-    if len(names) > 1:
-        inner, *outer = names
-        return f"{'_then_'.join([inner, *outer])}{'_batch' if name.endswith('__batched') else ''}"
-    return f"{names[0]}_batch" if "__batched" in name else names[0]
+    is_composed = len(names) > 1
+    suffixes = [suffix for mark, suffix in _SUFFIXES.items() if (name.endswith(mark) if is_composed else mark in name)]
+    return "".join(["_then_".join(names), *suffixes])
+
+
+def stage_labels(graph: Graph, names: Sequence[str]) -> list[str]:
+    """Return the stages of the program for the stages that tf.data runs.
+
+    Args:
+        graph: graph of a dataset.
+        names: names of the stages in tf.data, from the last one to the sources; some combine two stages.
+
+    Returns:
+        For each name, for example ``map(parse)``; empty for a stage that the program does not have.
+    """
+    stages = list(stages_of(graph))
+    labels = []
+    for name in names:
+        parts: list[str] = []
+        for kind in reversed(_kind(name).split("And")):  # MapAndBatch
+            index = next((index for index, stage in enumerate(stages) if _kind(stage.op) == kind), None)
+            is_added = kind == "Prefetch" and not {stage.op for stage in stages[:index]} <= _OPTIONAL
+            if index is not None and not is_added:
+                parts.insert(0, _label(graph, stages[index]))
+                del stages[: index + 1]
+        labels.append(".".join(filter(None, parts)))
+    return labels
+
+
+def _kind(name: str) -> str:
+    """Return the part of the name that a stage has in the graph and in tf.data.
+
+    >>> _kind("ParallelMapDatasetV2"), _kind("ForeverRepeat")
+    ('Map', 'Repeat')
+    """
+    return re.sub(r"Dataset|V\d+$|^(Parallel|Finite|Forever|Empty|Memory|File)|Impl$", "", name)
+
+
+def _label(graph: Graph, stage: Node) -> str:
+    consumer = next((node for node in stages_of(graph) if stage in input_stages(graph, node)), None)
+    if consumer is not None and _function(consumer) in _SOURCE_FUNCTIONS:
+        return ""
+    if label := _SOURCE_FUNCTIONS.get(_function(stage)):
+        return label
+    if stage.op in _WRITERS:
+        return re.sub(r", .*\)", ")", _WRITERS[stage.op](graph, stage))
+    source = re.search(r"Dataset\.(\w+)", _source(graph, stage))
+    return source[1] if source else re.sub(r"(?<=[a-z])(?=[A-Z])", "_", _kind(stage.op)).lower()
 
 
 def _lines(graph: Graph, stage: Node) -> list[str]:
@@ -66,6 +118,8 @@ def _values(values: object) -> str:
     if values is None or array.dtype != object or array.ndim != 1:
         return f"...)  # {array.dtype} {list(array.shape)}"[:-1] if values is not None else "..."
     names = [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in array[:_MAX_ITEMS]]
+    if any(len(name) > _MAX_LETTERS for name in names):
+        return "..."
     more = ["..."] if len(array) > _MAX_ITEMS else []
     return f"[{', '.join([*map(repr, names), *more])}]"
 

@@ -13,12 +13,13 @@ The rate X of the pipeline satisfies:
     X * w_i        <= parallelism of the stage         parallel stages
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _NANOSECONDS = 1e-9
 _PARALLELISM = "parallelism"
+REPEAT = "ForeverRepeat"
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,16 @@ class StageTime:
         visits: elements of the stage for one element of the pipeline.
         seconds: core seconds for one element of the stage.
         parallelism: number of parallel calls; 1 for a sequential stage.
-        bytes_per_element: size of an element of the stage.
-        is_source: True if the stage has no input stage.
         thread: number of the thread that runs the stage; parallel stages have threads of their own.
+        bytes_per_element: size of an element of the stage.
     """
 
     name: str
     visits: float
     seconds: float
     parallelism: int
-    bytes_per_element: float
-    is_source: bool
     thread: int
+    bytes_per_element: float
 
     @property
     def core_seconds(self) -> float:
@@ -66,7 +65,7 @@ class StageTime:
 
 
 def read_model(model: Any) -> tuple[StageTime, ...]:
-    """Return the stages of a tf.data model, from the last one to the sources.
+    """Return the stages of a repeated dataset from its tf.data model, from the last one to the sources.
 
     Args:
         model: result of ``tf.data.experimental.get_model_proto``.
@@ -74,35 +73,60 @@ def read_model(model: Any) -> tuple[StageTime, ...]:
     nodes: Mapping[int, Any] = model.nodes
     stages: list[StageTime] = []
     num_threads = 1
-    stack = [(model.output, 1.0, 0)]
+    stack = [(number, 1.0, 0) for number in _first_stage(model)]
     while stack:
         number, visits, thread = stack.pop()
         node = nodes[number]
         own_thread = thread
-        if _is_asynchronous(node):
+        if "ASYNC" in _kind_of(node):
             own_thread, num_threads = num_threads, num_threads + 2
-        stages.append(_stage_time(node, visits, own_thread))
+        inputs, inner = list(node.inputs), []
+        if "INTERLEAVE" in _kind_of(node):  # the first input is the source; the others are the present inner datasets
+            inputs, inner = inputs[:1], inputs[1:]
+        stages.append(_stage_time(node, visits, own_thread, _time_below(nodes, inner)))
         below = own_thread + 1 if own_thread != thread else thread
-        stack += [(child, visits * _elements_per_output(node, nodes[child]), below) for child in reversed(node.inputs)]
+        stack += [(child, visits * _elements_per_output(node, nodes[child]), below) for child in reversed(inputs)]
     return tuple(stages)
 
 
-def _is_asynchronous(node: Any) -> bool:
+def _first_stage(model: Any) -> list[int]:
+    """Return the last stage of the dataset that is repeated: tf.data adds a root, and often a prefetch."""
+    number = model.output
+    while model.nodes[number].name != REPEAT:
+        number = model.nodes[number].inputs[0]
+    return list(model.nodes[number].inputs)
+
+
+def count_elements(model: Any) -> int:
+    """Return the number of elements of all stages of the present epoch: each epoch counts from 0."""
+    stack, total = _first_stage(model), 0
+    while stack:
+        node = model.nodes[stack.pop()]
+        total += node.num_elements
+        stack += node.inputs
+    return total
+
+
+def _kind_of(node: Any) -> str:
     kinds = type(node).DESCRIPTOR.fields_by_name["node_class"].enum_type.values_by_number
-    return "ASYNC" in kinds[node.node_class].name
+    return str(kinds[node.node_class].name)
 
 
-def _stage_time(node: Any, visits: float, thread: int) -> StageTime:
+def _time_below(nodes: Mapping[int, Any], numbers: Iterable[int]) -> int:
+    """Return the processing time of stages and their inputs in nanoseconds."""
+    return sum(nodes[number].processing_time + _time_below(nodes, nodes[number].inputs) for number in numbers)
+
+
+def _stage_time(node: Any, visits: float, thread: int, inner_time: int) -> StageTime:
     count = max(node.num_elements, 1)
     values = [parameter.value for parameter in node.parameters if parameter.name == _PARALLELISM]
     return StageTime(
         node.name,
         visits,
-        node.processing_time * _NANOSECONDS / count,
+        (node.processing_time + inner_time) * _NANOSECONDS / count,
         max(1, int(values[0])) if values else 1,
-        node.bytes_produced / count,
-        not node.inputs,
         thread,
+        node.bytes_produced / count,
     )
 
 

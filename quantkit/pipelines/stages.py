@@ -78,6 +78,15 @@ def function_of(graph: Graph, node: Node) -> Function[Graph] | None:
     return graph.library[name.name] if isinstance(name, FunctionName) and name.name in graph.library else None
 
 
+def argument_shapes(graph: Graph, stage: Node, function: Function[Graph]) -> list[Shape]:
+    """Return the shape of each argument of the function of a map: the components of an element, then the captures."""
+    components = element_shapes(graph[stage.inputs[0].node])
+    captured: list[Any] = [
+        function.graph[edge.node].attrs.get("_output_shapes") for edge in function.graph.inputs[len(components) :]
+    ]
+    return [*components, *(shapes[0] if shapes else Shape(None) for shapes in captured)]
+
+
 def constant_of(graph: Graph, edge: Edge) -> Any:
     """Return the value of a constant as a NumPy scalar or array; None if the node is not a constant."""
     node = graph[edge.node]

@@ -1,6 +1,6 @@
 """State of the functions of a pipeline: which ones may be called in another order, or once instead of every epoch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from quantkit.ir.functions import Function, function_names
 from quantkit.ir.graph import Graph, Node
@@ -23,7 +23,11 @@ _RANDOM_STAGES = SHUFFLES | {"RandomDataset", "RandomDatasetV2", "GeneratorDatas
 
 def function_nodes(graph: Graph, function: Function[Graph]) -> Iterator[Node]:
     """Yield the nodes of a function and of the functions that it calls."""
-    stack, visited = [function.name], set()
+    yield from _called_nodes(graph, [function.name])
+
+
+def _called_nodes(graph: Graph, names: Iterable[str]) -> Iterator[Node]:
+    stack, visited = list(names), set()
     while stack:
         name = stack.pop()
         if name in visited or name not in graph.library:
@@ -54,14 +58,20 @@ def randomness(graph: Graph, stage: Node) -> str:
         if function is None:
             continue
         for inner in function_nodes(graph, function):
-            if inner.op in RANDOM_OPS or inner.op in _RANDOM_STAGES or _is_dependent(inner):
+            if depends_on_calls(graph, inner):
                 return f"{inner.name} ({inner.op}) in the function of {node.name} is random or has state"
     return ""
 
 
 def is_pure(graph: Graph, function: Function[Graph]) -> bool:
     """Return True if no node of a function is random or has state."""
-    return all(node.op not in RANDOM_OPS and not _is_dependent(node) for node in function_nodes(graph, function))
+    return not any(depends_on_calls(graph, node) for node in function.graph.nodes.values())
+
+
+def depends_on_calls(graph: Graph, node: Node) -> bool:
+    """Return True if a node, or a node of the functions that it calls, is random or has state."""
+    nodes = (node, *_called_nodes(graph, function_names(node.attrs)))
+    return any(each.op in RANDOM_OPS or each.op in _RANDOM_STAGES or _is_dependent(each) for each in nodes)
 
 
 def _is_dependent(node: Node) -> bool:

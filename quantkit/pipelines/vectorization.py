@@ -15,11 +15,12 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
 from quantkit.pipelines.batched_ops import RULES, BatchedBody, NotVectorizableError
-from quantkit.pipelines.bridge import infer_shapes
+from quantkit.pipelines.bridge import infer_specs
 from quantkit.pipelines.stages import (
     BATCHES,
     MAPS,
     POSITIONAL,
+    argument_shapes,
     element_shapes,
     element_types,
     function_of,
@@ -78,20 +79,12 @@ def _vectorize(graph: Graph, stage: Node) -> Function[Graph]:
         raise NotVectorizableError("the function is random or has state")
     if DType.VARIANT in (*element_types(source), *element_types(stage)):
         raise NotVectorizableError("elements are sparse, ragged or datasets")
-    count = len(element_types(source))
-    arguments = [function.graph[edge.node] for edge in function.graph.inputs]
-    shapes = [*element_shapes(source), *map(_argument_shape, arguments[count:])]
     try:
-        inferred = infer_shapes(function, graph, shapes)
+        inferred = infer_specs(function, graph, argument_shapes(graph, stage, function))
     except QuantkitError as error:
         raise NotVectorizableError(error.message) from None
-    return vectorize_function(function, inferred, count)
-
-
-def _argument_shape(node: Node) -> Shape:
-    shapes = node.attrs.get("_output_shapes", ())
-    assert isinstance(shapes, tuple)
-    return shapes[0] if shapes else Shape(None)
+    shapes = {edge: shape for edge, (shape, _) in inferred.items()}
+    return vectorize_function(function, shapes, len(element_types(source)))
 
 
 def vectorize_function(function: Function[Graph], shapes: dict[Edge, Shape], num_components: int) -> Function[Graph]:
