@@ -5,7 +5,7 @@ The bytes of a file depend on its rows only, so that two runs can be compared. A
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -21,8 +21,8 @@ from quantkit.formats.documents import check_structure
 from quantkit.ir.tensor import Array
 from quantkit.runtimes.availability import find_package, require
 
-# Prefix of the arrays of outputs in a NumPy file.
-_OUTPUT = "outputs/"
+# Prefixes of the arrays of outputs in a NumPy file, and of their shapes if these differ between the samples.
+_OUTPUT, _SHAPES = "outputs/", "shapes/"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,10 @@ def _decode_json(data: bytes) -> list[Row]:
 
 
 def _encode_numpy(rows: Sequence[Row]) -> bytes:
-    """Return an archive with the arrays of all samples, and the names and errors of the rejected ones."""
+    """Return an archive with the arrays of all samples, and the names and errors of the rejected ones.
+
+    An output of different shapes is an array of the values of all samples, and one of the shapes (n, rank).
+    """
     accepted = [row for row in rows if "error" not in row]
     rejected = [row for row in rows if "error" in row]
     arrays = {
@@ -108,7 +111,8 @@ def _encode_numpy(rows: Sequence[Row]) -> bytes:
         "error": np.array([row["error"] for row in rejected], "U"),
     }
     if accepted and "outputs" in accepted[0]:
-        arrays |= {f"{_OUTPUT}{name}": _stack(accepted, name) for name in accepted[0]["outputs"]}
+        for name in accepted[0]["outputs"]:
+            arrays |= _join([row["outputs"][name] for row in accepted], name)
     elif "outputs" not in rows[0]:
         arrays["label"] = np.array([row["label"] or "" for row in accepted], "U")
         arrays["score"] = np.array([np.nan if row["score"] is None else row["score"] for row in accepted], np.float64)
@@ -122,23 +126,35 @@ def _encode_numpy(rows: Sequence[Row]) -> bytes:
     return file.getvalue()
 
 
-def _stack(rows: Iterable[Row], name: str) -> Array:
-    values = [row["outputs"][name] for row in rows]
-    if len({value.shape for value in values}) > 1:
-        raise UsageError(
-            f"output {name!r} has different shapes for different samples", hint="write --format jsonl or parquet"
-        )
-    return np.stack(values)
+def _join(values: Sequence[Array], name: str) -> dict[str, Array]:
+    """Return the arrays that hold the values of an output of all samples."""
+    if len({value.shape for value in values}) == 1:
+        return {f"{_OUTPUT}{name}": np.stack(values)}
+    if len({value.ndim for value in values}) > 1:
+        raise UsageError(f"the number of dimensions of output {name!r} varies", hint="write --format jsonl or parquet")
+    flat = np.concatenate([value.ravel() for value in values])
+    return {f"{_OUTPUT}{name}": flat, f"{_SHAPES}{name}": np.array([value.shape for value in values], np.int64)}
+
+
+def _split(arrays: Mapping[str, Array], name: str) -> Sequence[Array]:
+    """Return the values of an output of each sample."""
+    shapes = arrays.get(f"{_SHAPES}{name}")
+    if shapes is None:
+        return list(arrays[f"{_OUTPUT}{name}"])
+    ends = np.cumsum(shapes.prod(1))
+    parts = np.split(arrays[f"{_OUTPUT}{name}"], ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes.tolist(), strict=True)]
 
 
 def _decode_numpy(data: bytes) -> list[Row]:
     with np.load(BytesIO(data), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    outputs = [name for name in arrays if name.startswith(_OUTPUT)]
+    names = [name.removeprefix(_OUTPUT) for name in arrays if name.startswith(_OUTPUT)]
+    outputs = {name: _split(arrays, name) for name in names}
     rows: list[Row] = []
     for index, file in enumerate(arrays["file"].tolist()):
         if outputs:
-            content: Row = {"outputs": {name.removeprefix(_OUTPUT): arrays[name][index] for name in outputs}}
+            content: Row = {"outputs": {name: values[index] for name, values in outputs.items()}}
         elif arrays["index"][index] < 0:
             content = empty_class()
         else:

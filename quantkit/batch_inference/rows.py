@@ -5,7 +5,7 @@ tensors   {"file": ..., "outputs": {NAME: values}}                     all outpu
 rejected  the same keys with null, and {"error": ...}
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from quantkit.data.labels import Labels
 from quantkit.data.pipeline import Prepared
 from quantkit.errors import UsageError
 from quantkit.evaluation.opened_model import OpenedModel
-from quantkit.ir.tensor import Array
-from quantkit.runtimes.session import Session
 
 Row = dict[str, Any]
 # Contents of the rows; ``auto`` is ``classes`` for a model with one output of class scores.
@@ -41,25 +39,27 @@ def empty_class() -> Row:
     return {"label": None, "score": None, "index": None}
 
 
-def tensor_rows(session: Session, pipeline: InputPipeline, prepared: Sequence[Prepared]) -> list[Row]:
-    """Return all outputs of each sample.
+def tensor_rows(model: OpenedModel, pipeline: InputPipeline, prepared: Sequence[Prepared]) -> list[Row]:
+    """Return all outputs of each sample; samples with a whole output run alone.
 
     Raises:
-        UsageError: the first dimension of an output does not count the samples of a batch.
+        UsageError: the first dimension of an output does not count the samples of a batch of fixed size.
     """
-    outputs = session.run(pipeline.stack(prepared))
-    size = pipeline.batch_size or len(prepared)
-    for name, values in outputs.items():
-        if size > 1 and (not values.ndim or len(values) != size):
-            shape = "x".join(map(str, values.shape)) or "()"
+    rows: list[Row] = []
+    for part in pipeline.split(prepared, 1 if model.whole_outputs else len(prepared)):
+        outputs = model.session.run(pipeline.stack(part))
+        size = pipeline.batch_size or len(part)
+        whole = [name for name, values in outputs.items() if name in model.whole_outputs or values.shape[:1] != (size,)]
+        if size > 1 and whole:
+            shape = "x".join(map(str, outputs[whole[0]].shape)) or "()"
             raise UsageError(
-                f"output {name!r} has the shape {shape} for {size} samples",
-                hint="run one sample at a time: --batch 1",
+                f"output {whole[0]!r} has the shape {shape} for {size} samples",
+                hint="export the model with a dynamic batch or the batch size 1"
+                if pipeline.batch_size
+                else "run one sample at a time: --batch 1",
             )
-    return [{"outputs": _outputs_of(outputs, index, size)} for index in range(len(prepared))]
-
-
-def _outputs_of(outputs: Mapping[str, Array], index: int, size: int) -> dict[str, Array]:
-    """Return the outputs of one sample; an output without a batch axis belongs to the only sample."""
-    has_axis = {name: values.ndim > 0 and len(values) == size for name, values in outputs.items()}
-    return {name: values[index] if has_axis[name] else values for name, values in outputs.items()}
+        rows += [
+            {"outputs": {name: values if name in whole else values[index] for name, values in outputs.items()}}
+            for index in range(len(part))
+        ]
+    return rows

@@ -160,7 +160,7 @@ class InferenceService:
         if self._has_classes:
             rows = class_rows(self._model, self._pipeline, self._labels, prepared)
         else:
-            rows = tensor_rows(self._model.session, self._pipeline, prepared)
+            rows = tensor_rows(self._model, self._pipeline, prepared)
         return {str(sample): row for (sample, _), row in zip(chunk, rows, strict=True)}
 
     def _merge_rows(
@@ -216,7 +216,8 @@ def _open(settings: InferenceSettings, options: SessionOptions) -> tuple[OpenedM
             if settings.rows == "classes" or _has_class_scores(opened):
                 return opened, True
             opened.session.close()
-    return OpenedModel(model, open_session(model.runnable, settings.runtime, options)), False
+    session = open_session(model.runnable, settings.runtime, options)
+    return OpenedModel(model, session, model.runnable), False
 
 
 def _has_class_scores(model: OpenedModel) -> bool:
@@ -225,4 +226,6 @@ def _has_class_scores(model: OpenedModel) -> bool:
     dims = session.outputs[0].shape.dims
     if dims is None:
         return model.card is not None
-    return len(session.outputs) == 1 and len(dims) == 2 and dims[1] != 1 and session.outputs[0].dtype.is_float
+    (output, *others) = session.outputs
+    is_row = not others and output.name not in model.whole_outputs and len(dims) == 2
+    return is_row and dims[1] != 1 and output.dtype.is_float

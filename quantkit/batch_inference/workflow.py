@@ -137,9 +137,9 @@ def run(
     require_flag(offline=offline)
     require_callable(on_progress=on_progress, on_message=on_message)
     FORMATS[format].check()
-    dataset = as_dataset(data, limit, keep_order=limit is None)
-    digest = data_digest(dataset)
     loaded = as_model(model, offline=offline)
+    dataset = as_dataset(data, limit, keep_order=limit is None, inputs=loaded.input_names)
+    digest = data_digest(dataset)
     if loaded.has_random_weights:
         on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
     folder = _make_folder(expand_user(output))

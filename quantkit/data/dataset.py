@@ -1,6 +1,6 @@
 """Datasets: images or arrays with labels, read one sample at a time.
 
-    FileDataset      images in files or TFRecord files; images are decoded on first use
+    FileDataset      images in files or TFRecord files, which are decoded on first use; arrays in NumPy files
     ArrayDataset     rows of arrays
     StreamDataset    elements of any iterable: generators, tf.data, PyTorch DataLoader
 
@@ -22,6 +22,14 @@ from typing import Any, Self
 import numpy as np
 
 from quantkit.arguments import type_name
+from quantkit.data.array_files import (
+    LABEL_NAMES,
+    SAMPLES_HINT,
+    holds_samples,
+    read_arrays,
+    split_labels,
+    stack_samples,
+)
 from quantkit.data.images import read_bytes
 from quantkit.data.zipped_rows import ZippedRows
 from quantkit.errors import InputError, UsageError
@@ -36,8 +44,6 @@ IMAGE_FEATURES = ("image/encoded", "image")
 LABEL_FEATURES = ("image/class/synset", "image/class/label", "label", "image/class/text")
 # Source of arrays that the caller passes.
 ARRAYS = "arrays"
-# Names of arrays that hold class labels.
-LABEL_NAMES = frozenset({"labels", "label", "y", "classes", "targets"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +53,9 @@ class Sample:
     Attributes:
         name: file name, or index of the row.
         label: WordNet id, class number or class name; empty if the label is not known.
-        path: image file, or TFRecord file of the image; None for arrays.
-        offset: byte offset of the record in its TFRecord file; None for an image file.
-        arrays: row of each array by name; None for images.
+        path: file of the image or the arrays, or TFRecord file; None for rows of arrays.
+        offset: byte offset of the record in its TFRecord file; None for another file.
+        arrays: row of each array by name; None for images, and for arrays in a file that is not read yet.
     """
 
     name: str
@@ -122,7 +128,17 @@ class Dataset(ABC):
 
     def shapes(self, rank: int | None = None) -> Mapping[str, Shape]:
         """Return the shape of each array of a sample by name; sizes that differ between the samples are unknown."""
-        return {name: Shape(array.shape) for name, array in self.example(rank).items()}
+        shapes = {name: Shape(array.shape) for name, array in self.example(rank).items()}
+        for sample in self.read(rank) if self.may_differ else ():
+            arrays = sample.arrays or {}
+            for name in shapes.keys() & arrays.keys():
+                shapes[name] = join_shapes(shapes[name], Shape(arrays[name].shape))
+        return shapes
+
+    @property
+    def may_differ(self) -> bool:
+        """True if the arrays may have another shape in each sample, and can be read again."""
+        return False
 
     @abstractmethod
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
@@ -153,11 +169,11 @@ class Dataset(ABC):
 
 @dataclass(frozen=True)
 class FileDataset(Dataset):
-    """Images in files, or images or arrays in TFRecord files.
+    """Images in files, arrays in NumPy files of one sample each, or images or arrays in TFRecord files.
 
     Attributes:
-        samples: samples in order; those of records get their labels and arrays when they are read.
-        holds_arrays: True if the records hold arrays of numbers instead of images.
+        samples: samples in order; those of records and NumPy files get their labels and arrays when they are read.
+        holds_arrays: True for arrays of numbers, False for images.
     """
 
     source: str
@@ -173,31 +189,39 @@ class FileDataset(Dataset):
     def holds_images(self) -> bool:
         return not self.holds_arrays
 
+    @property
+    def may_differ(self) -> bool:
+        return self.holds_arrays
+
     def read(self, rank: int | None = None) -> Iterator[Sample]:
-        shapes = {name: array.shape for name, array in self.example().items()}
+        names = self.example(rank).keys()
         for sample in self.samples:
-            if sample.offset is None:
-                yield sample
-                continue
-            features = sample.read_features()
-            arrays = feature_arrays(features, sample.name) if self.holds_arrays else None
-            if arrays is not None and {name: array.shape for name, array in arrays.items()} != shapes:
+            content = self._read(sample, rank)
+            if content.arrays is not None and content.arrays.keys() != names:
                 raise InputError(
-                    f"record {sample.name} of {self.source} has other arrays than the first record: "
-                    f"{_shapes_text(arrays)}, not {_shapes_text(self.example())}",
-                    hint="pad or cut the arrays to one size when writing them",
+                    f"{sample.name} of {self.source} has other arrays than the first sample: "
+                    f"{', '.join(content.arrays)}, not {', '.join(names)}",
+                    hint="write the same arrays for each sample",
                 )
-            yield replace(sample, label=record_label(features, sample.name), arrays=arrays)
+            yield content
 
     def example(self, rank: int | None = None) -> Mapping[str, Array]:
-        return self._first_arrays
+        return _without_batch_axis(self._first_arrays, rank, self.samples[0]) if self.holds_arrays else {}
+
+    def _read(self, sample: Sample, rank: int | None) -> Sample:
+        """Return a sample with its label and its arrays, if it is not an image in a file."""
+        if sample.offset is not None:
+            features = sample.read_features()
+            arrays = feature_arrays(features, sample.name) if self.holds_arrays else None
+            return replace(sample, label=record_label(features, sample.name), arrays=arrays)
+        if not self.holds_arrays:
+            return sample
+        arrays, label = read_sample_arrays(sample.path or Path(sample.name))
+        return replace(sample, label=sample.label or label, arrays=_without_batch_axis(arrays, rank, sample))
 
     @cached_property
     def _first_arrays(self) -> Mapping[str, Array]:
-        if not self.holds_arrays:
-            return {}
-        first = self.samples[0]
-        return feature_arrays(first.read_features(), first.name)
+        return self._read(self.samples[0], None).arrays or {}
 
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
         samples = list(self.samples)
@@ -214,7 +238,7 @@ class ArrayDataset(Dataset):
     """Rows of arrays.
 
     Attributes:
-        arrays: arrays by name, each (n, ...), or `ZippedRows`; the name is empty for an array without one.
+        arrays: arrays by name, each (n, ...), (n,) arrays, or `ZippedRows`; the name is empty for an array without one.
         labels: label of each row, by index.
         rows: indices of the rows that belong to the dataset, in order.
     """
@@ -230,7 +254,8 @@ class ArrayDataset(Dataset):
         """Make a dataset of arrays.
 
         Args:
-            arrays: (n, ...), or such arrays by input name; every sample has the value of a scalar.
+            arrays: (n, ...), or such arrays by input name; every sample has the value of a scalar. Samples of different
+                shapes are an array (n,) of arrays.
             labels: (n,) class numbers or names, or (n, k) one-hot rows; None if they are not known.
             source: description of the source, for messages.
 
@@ -247,7 +272,7 @@ class ArrayDataset(Dataset):
         if len(counts) != 1 or 0 in counts:
             raise InputError(
                 f"{source} has no rows, or arrays of different lengths",
-                hint="the first dimension of each array counts the samples",
+                hint=f"the first dimension of each array counts the samples; {SAMPLES_HINT}",
             )
         num_rows = counts.pop()
         rows_by_name = {
@@ -258,6 +283,10 @@ class ArrayDataset(Dataset):
     @property
     def size(self) -> int:
         return len(self.rows)
+
+    @property
+    def may_differ(self) -> bool:
+        return any(array.dtype.kind == "O" for array in self.arrays.values() if not isinstance(array, Mapping))
 
     def read(self, rank: int | None = None) -> Iterator[Sample]:
         for row in self.rows:
@@ -312,15 +341,9 @@ class StreamDataset(Dataset):
         sample = next(self._samples(iter([self._first_element]), rank), None)
         return (sample.arrays if sample else None) or {}
 
-    def shapes(self, rank: int | None = None) -> Mapping[str, Shape]:
-        shapes = dict(super().shapes(rank))
-        if isinstance(self.open, OneTimeStream):  # only its first element can be read again
-            return shapes
-        for sample in self.read(rank):
-            arrays = sample.arrays or {}
-            for name in shapes.keys() & arrays.keys():
-                shapes[name] = join_shapes(shapes[name], Shape(arrays[name].shape))
-        return shapes
+    @property
+    def may_differ(self) -> bool:
+        return not isinstance(self.open, OneTimeStream)  # only its first element can be read again
 
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
         left = None if self.limit is None else max(self.limit - skip, 0)
@@ -456,16 +479,10 @@ def label_texts(labels: Array, source: str) -> list[str]:
     return [label_text(label, source) for label in labels]
 
 
-def split_labels(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], Array | None]:
-    """Split arrays by name into inputs and labels, where one of them has the name of labels."""
-    name = next((name for name in arrays if name.lower() in LABEL_NAMES and arrays[name].ndim <= 1), None)
-    if name is None or len(arrays) == 1:
-        return dict(arrays), None
-    return {other: array for other, array in arrays.items() if other != name}, arrays[name]
-
-
 def to_array(value: Any) -> Array:
     """Convert an array, a tensor of TensorFlow or PyTorch, or nested numbers to a NumPy array.
+
+    A list of arrays of different shapes becomes an array of these arrays.
 
     Raises:
         UsageError: the value does not hold numbers.
@@ -474,15 +491,20 @@ def to_array(value: Any) -> Array:
         return value
     if hasattr(value, "detach"):  # PyTorch; TensorFlow's tensors have a deprecated method `cpu`
         value = value.detach().cpu()
-    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    try:
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    except ValueError:  # a list of arrays of different shapes
+        array = stack_samples([to_array(item) for item in value])
     if not _holds_values(array):
         raise UsageError(f"{type_name(value)} is not an array", hint="give arrays of numbers")
     return array
 
 
 def _holds_values(array: Array) -> bool:
-    """Return True if the elements of an array are numbers, texts or bytes."""
+    """Return True if the elements of an array are numbers, texts or bytes, or arrays of them."""
     kind = array.dtype.kind
+    if holds_samples(array):
+        return all(map(_holds_values, array))
     is_raw = kind == "V" and array.dtype.names is None
     is_text = kind == "O" and all(isinstance(value, str | bytes) for value in array.flat)
     return kind in "biufcSU" or array.dtype.name == "bfloat16" or is_raw or is_text
@@ -500,6 +522,8 @@ def _check_values(array: Any, name: str) -> Any:
         )
     if isinstance(array, ZippedRows):
         return array
+    if holds_samples(array):
+        return stack_samples([_check_values(sample, name) for sample in array])
     _check_characters(array, name)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
@@ -547,6 +571,39 @@ def _rows_of(element: Any, rank: int | None, source: str) -> Iterator[tuple[dict
         yield dict(sample.arrays or {}), sample.label
 
 
+def read_sample_arrays(path: Path) -> tuple[dict[str, Array], str]:
+    """Return the arrays of a NumPy file of one sample by name, and its label; empty if the file has no label.
+
+    Raises:
+        InputError: the file is broken, or holds something else than numbers and texts.
+    """
+    content = read_arrays(path, by_row=False)
+    arrays = content if isinstance(content, Mapping) else {"": content}
+    names = [name for name in arrays if name.lower() in LABEL_NAMES and arrays[name].size == 1 < len(arrays)]
+    values = {
+        name: _check_values(array, f"the array {name!r} of {path}" if name else str(path))
+        for name, array in arrays.items()
+        if name not in names[:1]
+    }
+    if not values:
+        raise InputError(f"{path} holds no arrays", hint="write it with numpy.savez")
+    return values, label_text(arrays[names[0]].reshape(-1)[0], str(path)) if names else ""
+
+
+def _without_batch_axis(arrays: Mapping[str, Array], rank: int | None, sample: Sample) -> Mapping[str, Array]:
+    """Return the arrays of a NumPy file of one sample without a batch axis of size 1.
+
+    Args:
+        arrays: arrays of the sample.
+        rank: rank for `Dataset.read`.
+        sample: the sample; records have no batch axis.
+    """
+    has_batch_axis = rank and sample.offset is None and any(array.ndim == rank for array in arrays.values())
+    if not has_batch_axis or any(array.shape[:1] != (1,) for array in arrays.values()):
+        return arrays
+    return {name: array[0] for name, array in arrays.items()}
+
+
 def _row(array: Array, index: int) -> Array:
     """Return a row of an array; an object of an array of objects keeps its type."""
     row = array[index]
@@ -562,10 +619,6 @@ def _slice(ordered: Sequence[Any], limit: int | None, skip: int, source: str) ->
     if not selected:
         raise _empty_error(source, len(ordered))
     return tuple(selected)
-
-
-def _shapes_text(arrays: Mapping[str, Array]) -> str:
-    return ", ".join(f"{name} {_shape_text(array)}" for name, array in arrays.items())
 
 
 def _shape_text(array: Array) -> str:

@@ -4,7 +4,7 @@ image    decode -> crop -> resize -> normalize -> layout of the input
 array    unchanged, with the axes of the input and in its type; uint8 images are resized and normalized
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Self
@@ -17,6 +17,7 @@ from quantkit.data.inputs import ImageInput, image_size, takes_images
 from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import InputError, QuantkitError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.limits import check_size
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo.cards import ModelCard
 
@@ -177,12 +178,39 @@ class InputPipeline:
             return self._prepare_image_array(next(iter(_select(arrays, self.inputs).values())), transpose)
         return {info.name: self._fit(row, info, transpose) for info, row in self._rows(arrays)}
 
+    def split(self, prepared: Iterable[Prepared], size: int) -> Iterator[list[Prepared]]:
+        """Split samples into batches of consecutive samples of equal shapes.
+
+        Args:
+            prepared: samples.
+            size: number of samples per batch where the model takes any number.
+        """
+        size = self.batch_size or size
+        batch: list[Prepared] = []
+        for sample in prepared:
+            if batch and _shapes(sample) != _shapes(batch[0]):
+                yield batch
+                batch = []
+            batch.append(sample)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
     def stack(self, prepared: Sequence[Prepared]) -> dict[str, Array]:
         """Stack prepared samples into feeds; a fixed batch is padded with its last sample.
 
         Args:
-            prepared: at least one sample, and at most `batch_size`.
+            prepared: a batch of `split`.
+
+        Raises:
+            GraphError: a batch of fixed size is larger than the limit of computed tensors.
         """
+        size = self.batch_size or 0
+        if size > len(prepared):
+            name, shape = self.inputs[0].name, self.inputs[0].shape
+            check_size(f"a batch of input {name!r} of shape {shape} has", size * _num_bytes(prepared[0]))
         rows = [sample for sample in prepared if isinstance(sample, Mapping)]
         if not rows:
             images = [sample for sample in prepared if not isinstance(sample, Mapping)]
@@ -272,6 +300,14 @@ class InputPipeline:
         return kind(f"{self.source}: input {info.name!r} takes {info.dtype.value}, not {row.dtype}", hint=hint)
 
     def _shape_error(self, row: Array, info: TensorInfo) -> InputError:
+        dims = info.shape.dims
+        if dims and info.shape.accepts(row.shape):
+            return InputError(
+                f"{self.source}: input {info.name!r} takes samples of shape {Shape(dims[1:])}, and each sample has the "
+                f"shape {Shape(row.shape)}, that of a batch of {row.shape[0]}",
+                hint="the first dimension of an array counts the samples: join batches with "
+                "array.reshape(-1, *array.shape[2:]); a file of a folder holds one sample",
+            )
         hint = "the first dimension of an array counts the samples, the others are the input's"
         for source, destination in ((-1, -3), (-3, -1)):
             if row.ndim == 3 and self._arrange(np.moveaxis(row, source, destination), info) is not None:
@@ -329,6 +365,20 @@ def with_pixel_size(
         height=options.height or height or pixels.shape[0],
         width=options.width or width or pixels.shape[1],
     )
+
+
+def _num_bytes(sample: Prepared) -> int:
+    """Return the size of a prepared sample."""
+    if isinstance(sample, bytes):
+        return len(sample)
+    return sum(row.nbytes for row in (sample.values() if isinstance(sample, Mapping) else (sample,)))
+
+
+def _shapes(sample: Prepared) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of a prepared sample; empty for an encoded image."""
+    if isinstance(sample, bytes):
+        return ()
+    return tuple(row.shape for row in (sample.values() if isinstance(sample, Mapping) else (sample,)))
 
 
 def _is_image(row: Array, info: TensorInfo) -> bool:

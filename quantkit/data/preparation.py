@@ -9,7 +9,7 @@ values and the rejected samples do not depend on the number of threads.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from time import perf_counter, thread_time
 from typing import NamedTuple, TypeVar
@@ -176,7 +176,7 @@ def batches(
     require_finite: bool = False,
     times: InputTimes | None = None,
 ) -> Iterator[Batch]:
-    """Prepare a dataset in batches.
+    """Prepare a dataset in batches of samples of equal shapes.
 
     Args:
         dataset: the data.
@@ -187,10 +187,16 @@ def batches(
     Raises:
         InputError, UsageError: see `prepare_samples`.
     """
-    samples = dataset.read(pipeline.rank)
-    prepared = prepare_samples(samples, [pipeline], rejected, require_finite=require_finite, times=times)
-    while chunk := list(islice(prepared, pipeline.batch_size or size)):
-        yield Batch(pipeline.stack([values[0] for _, values in chunk]), tuple(sample for sample, _ in chunk))
+    read = dataset.read(pipeline.rank)
+    samples: deque[Sample] = deque()
+
+    def prepare() -> Iterator[Prepared]:
+        for sample, (form,) in prepare_samples(read, [pipeline], rejected, require_finite=require_finite, times=times):
+            samples.append(sample)
+            yield form
+
+    for batch in pipeline.split(prepare(), size):
+        yield Batch(pipeline.stack(batch), tuple(samples.popleft() for _ in batch))
 
 
 def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
@@ -257,6 +263,8 @@ def _prepare(sample: Sample, pipelines: Sequence[InputPipeline], require_finite:
         if reason:
             error = InputError(f"sample {sample}: {reason}", hint="remove the sample")
             return _Rejection(f"sample {sample}", reason, error)
+        if sample.path is not None:
+            pipelines = [replace(pipeline, source=str(sample)) for pipeline in pipelines]
         # Versions of a model may differ in the order of their axes: the array has the axes of one of them.
         is_accepted = len(pipelines) > 1 and any(pipeline.accepts(sample.arrays) for pipeline in pipelines)
         return [pipeline.prepare_arrays(sample.arrays, transpose=is_accepted) for pipeline in pipelines]

@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 
 from quantkit.arguments import expand_user, public, require_natural, require_positive, type_name, without_none
+from quantkit.data.array_files import ARRAY_SUFFIXES, group_samples, read_arrays, split_labels
 from quantkit.data.dataset import (
     IMAGE_FEATURES,
     ArrayDataset,
@@ -20,33 +20,36 @@ from quantkit.data.dataset import (
     StreamDataset,
     encoded_image,
     feature_arrays,
-    split_labels,
     to_array,
 )
-from quantkit.data.zipped_rows import ZippedRows
-from quantkit.errors import InputError, UsageError, did_you_mean, one_line
+from quantkit.errors import InputError, UsageError, did_you_mean
 from quantkit.formats.kinds import check_regular
 from quantkit.formats.tfrecord import is_tfrecord, record_offsets
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".gif", ".webp"})
-ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 # Kinds of data files, for help texts and hints.
-DATA_KINDS = "a folder of images, flat or with one folder per class, a list file, .npz, .npy or TFRecord files"
+DATA_KINDS = (
+    "a folder of images or of .npy or .npz files of one sample each, flat or with one folder per class, a list file, "
+    ".npz, .npy or TFRecord files"
+)
 _WORDNET_ID = re.compile(r"(n\d{8})(?!\d)")
 
 
 @public
-def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Dataset:
+def as_dataset(
+    value: Any, limit: int | None = None, skip: int = 0, *, keep_order: bool = False, inputs: Container[str] = ()
+) -> Dataset:
     """Return the `Dataset` of any value that holds data.
 
     Args:
         value: one of
-            - a path: a folder of images, flat or with one folder per class; an image; a list file
-              with ``path [label]`` on each line, relative to the list; ``.npz`` or ``.npy`` arrays,
-              with or without an array ``labels``; TFRecord files of ``tf.train.Example``: a file, a
-              folder, or a pattern as ``train-*``;
-            - a list of paths of images and folders;
-            - an array (n, ...), or such arrays by input name;
+            - a path: a folder of images, or of ``.npy`` or ``.npz`` files of one sample each, flat or with
+              one folder per class; an image; a list file with ``path [label]`` on each line, relative to
+              the list; ``.npz`` or ``.npy`` arrays, with or without an array ``labels``; TFRecord files of
+              ``tf.train.Example``: a file, a folder, or a pattern as ``train-*``;
+            - a list of paths of images and folders, or of ``.npy`` or ``.npz`` files of one sample each;
+            - an array (n, ...), or such arrays by input name; samples of different shapes are a list of
+              arrays by input name, and in an ``.npz`` file arrays ``x_0``, ``x_1``, ... for the input ``x``;
             - a tuple (inputs, labels) of arrays; labels are class numbers, names or one-hot rows;
             - an iterable of arrays (n, ...), of arrays by input name, or of (inputs, labels): a
               list, a generator, a ``tf.data.Dataset``, a PyTorch ``DataLoader``; elements of single
@@ -56,6 +59,7 @@ def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_orde
         limit: maximum number of samples, or None.
         skip: number of samples to skip at the beginning.
         keep_order: take files and arrays in their own order instead of the fixed random one.
+        inputs: names of the model's inputs: arrays of a file with these names hold rows, not single samples.
 
     Raises:
         InputError: the data does not exist, is broken or holds no samples.
@@ -63,7 +67,7 @@ def as_dataset(value: Any, limit: int | None = None, skip: int = 0, *, keep_orde
     """
     require_positive(**without_none(limit=limit))
     require_natural(skip=skip)
-    return _dataset(value).subset(limit, skip, keep_order=keep_order)
+    return _dataset(value, inputs).subset(limit, skip, keep_order=keep_order)
 
 
 @public
@@ -116,11 +120,11 @@ def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return images, others
 
 
-def _dataset(value: Any) -> Dataset:
+def _dataset(value: Any, inputs: Container[str]) -> Dataset:
     if isinstance(value, Dataset):
         return value
     if isinstance(value, str | os.PathLike):
-        return _read_path(value)
+        return _read_path(value, inputs)
     if isinstance(value, Mapping):
         return ArrayDataset.of(*split_labels({name: to_array(array) for name, array in value.items()}))
     if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
@@ -132,6 +136,9 @@ def _dataset(value: Any) -> Dataset:
         }
         return ArrayDataset.of(arrays, to_array(labels))
     if isinstance(value, list | tuple) and value and all(isinstance(path, str | os.PathLike) for path in value):
+        paths = [Path(os.path.expanduser(path)) for path in value]
+        if all(path.suffix.lower() in ARRAY_SUFFIXES for path in paths):
+            return FileDataset(f"{len(paths)} files", _array_samples(paths), holds_arrays=True)
         return find_images(value)
     name = f"the {type(value).__name__}"
     if isinstance(value, Iterator):
@@ -158,6 +165,8 @@ def _is_inputs_and_labels(value: Any) -> bool:
         return False
     inputs, labels = value
     inputs = next(iter(inputs.values()), None) if isinstance(inputs, Mapping) else inputs
+    if isinstance(inputs, list) and inputs and all(np.ndim(sample) for sample in inputs):  # of any shapes
+        inputs = to_array(inputs)
     if not hasattr(inputs, "shape") or (not isinstance(labels, Sequence | np.ndarray) and not hasattr(labels, "shape")):
         return False
     shape, labels = np.shape(to_array(inputs)), to_array(labels)
@@ -183,7 +192,7 @@ def _check_result(function: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
     return open_stream
 
 
-def _read_path(source: str | os.PathLike[str]) -> Dataset:
+def _read_path(source: str | os.PathLike[str], inputs: Container[str]) -> Dataset:
     path, name = Path(os.path.expanduser(source)), os.fspath(source)
     check_regular(path)
     if not os.path.exists(path) and (records := _match_records(path)):
@@ -193,11 +202,16 @@ def _read_path(source: str | os.PathLike[str]) -> Dataset:
         raise InputError(f"{name} does not exist", hint=did_you_mean(path.name, siblings) or f"data is {DATA_KINDS}")
     if path.is_dir():
         images, others = list_files(path)
+        if not images and (arrays := [file for file in others if file.suffix.lower() in ARRAY_SUFFIXES]):
+            return FileDataset(str(path), _array_samples(arrays, path), len(others) - len(arrays), holds_arrays=True)
         if not images and (records := [file for file in others if is_tfrecord(file)]):
             return _read_records(name, records)
         return _folder_dataset(path, images, others)
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        return _read_arrays(path)
+        arrays = read_arrays(path)
+        if not isinstance(arrays, Mapping):
+            return ArrayDataset.of(arrays, source=str(path))
+        return ArrayDataset.of(*split_labels(group_samples(arrays, inputs)), str(path))
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return FileDataset(str(path), (Sample(path.name, _wordnet_id(path.name), path),))
     if is_tfrecord(path):
@@ -218,11 +232,26 @@ def _folder_dataset(folder: Path, images: Sequence[Path], others: Sequence[Path]
     if not images:
         raise InputError(
             f"folder {str(folder)!r} contains no images",
-            hint=f"add images ({', '.join(sorted(IMAGE_SUFFIXES))}), or give another folder or file"
+            hint=f"add images ({', '.join(sorted(IMAGE_SUFFIXES))}), or .npy or .npz files, or give another folder"
             + (f": this one has {len(others)} other files" if others else ""),
         )
     samples = tuple(Sample(file.name, _label_of(file, folder), file) for file in images)
     return FileDataset(str(folder), samples, len(others))
+
+
+def _array_samples(files: Iterable[Path], folder: Path | None = None) -> tuple[Sample, ...]:
+    """Return the samples of NumPy files of one sample each.
+
+    Args:
+        files: the files.
+        folder: folder whose subfolders are classes; None for files without labels.
+
+    Raises:
+        InputError: a file does not exist.
+    """
+    return tuple(
+        Sample(file.name, "" if folder is None else _label_of(file, folder), _local_path(file)) for file in files
+    )
 
 
 def _label_of(file: Path, folder: Path) -> str:
@@ -252,7 +281,10 @@ def _read_list(path: Path) -> FileDataset:
     samples = tuple(_entry(path, number, line) for number, line in entries if line and not line.startswith("#"))
     if not samples:
         raise InputError(f"the list {path} is empty", hint="write a path on each line")
-    return FileDataset(str(path), samples)
+    are_arrays = {(sample.path or path).suffix.lower() in ARRAY_SUFFIXES for sample in samples}
+    if len(are_arrays) > 1:
+        raise InputError(f"the list {path} names images and arrays", hint="write one list for each")
+    return FileDataset(str(path), samples, holds_arrays=are_arrays.pop())
 
 
 def _entry(path: Path, number: int, line: str) -> Sample:
@@ -266,35 +298,6 @@ def _entry(path: Path, number: int, line: str) -> Sample:
         f"line {number} of {path} names {parts[0]!r}, which does not exist",
         hint="paths are relative to the folder of the list",
     )
-
-
-def _read_arrays(path: Path) -> ArrayDataset:
-    try:
-        with path.open("rb") as file:
-            is_archive = file.read(2) == b"PK"
-        arrays = _read_archive(path) if is_archive else np.load(path, mmap_mode="r")
-    except Exception as error:  # numpy and zipfile raise many types on a broken file
-        reason = one_line(str(error)) or type(error).__name__
-        raise InputError(f"{path} is not a NumPy file: {reason}", hint="write it with numpy.savez") from None
-    if isinstance(arrays, Mapping):
-        return ArrayDataset.of(*split_labels(arrays), str(path))
-    return ArrayDataset.of(arrays, source=str(path))
-
-
-def _read_archive(path: Path) -> dict[str, Any]:
-    """Read the arrays of an ``.npz`` file: `numpy.load` writes to stderr if the archive is broken.
-
-    Large arrays become `ZippedRows`.
-    """
-    arrays: dict[str, Any] = {}
-    with ZipFile(path) as archive:
-        for name in archive.namelist():
-            if (rows := ZippedRows.open(path, name)) is not None:
-                arrays[name.removesuffix(".npy")] = rows
-                continue
-            with archive.open(name) as member:
-                arrays[name.removesuffix(".npy")] = np.lib.format.read_array(member, allow_pickle=False)
-    return arrays
 
 
 def _match_records(path: Path) -> list[Path]:

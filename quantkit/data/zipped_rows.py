@@ -37,13 +37,18 @@ class ZippedRows:
     rows: tuple[int, ...] = ()
 
     @classmethod
-    def open(cls, path: Path, member: str) -> "ZippedRows | None":
+    def open(cls, path: Path, archive: ZipFile, member: str) -> "ZippedRows | None":
         """Read the header of an array; None for a small array, or one that is not stored row by row.
+
+        Args:
+            path: path of the archive.
+            archive: the opened file.
+            member: name of the array's ``.npy`` in the file.
 
         Raises:
             Exception: the file is damaged, of any type that zipfile and NumPy raise.
         """
-        with ZipFile(path) as archive, archive.open(member) as file:
+        with archive.open(member) as file:
             version = np.lib.format.read_magic(file)
             if version not in ((1, 0), (2, 0)):
                 return None

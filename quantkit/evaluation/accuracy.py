@@ -163,6 +163,7 @@ class Evaluation:
         rows = [(name, str(value)) for name, value in proportions if value is not None]
         if self.outputs is not None:
             rows.append((self.outputs.metric, f"{self.outputs.score:.4f} of the reference model"))
+            rows += [("sizes", text) for text in self.outputs.size_texts]
         if metrics.kl_divergence is not None:
             rows.append(("KL", f"{metrics.kl_divergence:.3g}"))
         rows.append(("speed", f"{self.samples_per_second:.1f} samples per second"))
@@ -294,8 +295,8 @@ def evaluate(
     if callable(task) and workers > 1:
         raise UsageError("a function as task needs one process", hint="omit workers, or pass the name of a task")
     options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
-    dataset = as_dataset(data, limit)
     models = [as_model(value, offline=offline) for value in (model, reference) if value is not None]
+    dataset = as_dataset(data, limit, inputs=models[0].input_names)
     for loaded in models:
         if loaded.has_random_weights:
             on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")

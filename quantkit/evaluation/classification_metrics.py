@@ -161,6 +161,11 @@ class ClassificationCounter:
                 f"the model has {outputs.shape[-1]} classes and the reference model {reference.shape[-1]}",
                 hint="compare versions of one model, or omit --reference",
             )
+        if self._num_classes not in (0, outputs.shape[1]):
+            raise UsageError(
+                f"the model has {self._num_classes} scores for one sample and {outputs.shape[1]} for another",
+                hint="compare outputs of any size with --task",
+            )
         finite: Array = np.asarray(np.isfinite(outputs).all(axis=1))
         self.samples += len(outputs)
         self._num_classes = outputs.shape[1]

@@ -229,7 +229,8 @@ def compare(
         samples: ComparisonSamples = RandomSamples(limit or RANDOM_SAMPLES, seed)
     else:
         default_limit = MAX_IMAGES if isinstance(data, str | PathLike) else None
-        samples = DatasetSamples(as_dataset(data, limit or default_limit), models, preprocessing, on_message)
+        dataset = as_dataset(data, limit or default_limit, inputs=models[0].input_names)
+        samples = DatasetSamples(dataset, models, preprocessing, on_message)
     comparison = ComparisonRun((first_name, second_name), (first_graph, second_graph), samples, floor)
     result = comparison.run(runtime_names, options, on_progress)
     result.check(min_sqnr=min_sqnr)

@@ -84,11 +84,12 @@ class ComparisonRun:
             runtimes,
             rows,
             sums.num_samples,
-            tuple(name for name in sums.tensors.probes if name not in paired),
+            tuple(name for name in sums.tensors.probes if name not in paired and name not in sums.resized),
             self.floor,
             self.samples.are_random,
             tuple(self.samples.rejected.items()),
             self.samples.preprocessing,
+            sums.resized,
         )
 
 
@@ -107,6 +108,12 @@ class _PairSums:
             for pair, sums in zip(self.pairs, self.sums, strict=True):
                 sums.add(pair.first.values(first), pair.second.values(second), pair.second.scale(second))
         self.num_samples += 1
+
+    @property
+    def resized(self) -> tuple[str, ...]:
+        """Tensors whose size depends on the data, and differs between the versions in every sample."""
+        pairs = zip(self.pairs, self.sums, strict=True)
+        return tuple(pair.name for pair, sums in pairs if sums.has_different_shapes and sums.is_resized)
 
     def rows(self) -> tuple[LayerRow, ...]:
         """Return the rows in topological order, with the drop from the worst input of each layer."""

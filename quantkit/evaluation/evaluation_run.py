@@ -7,8 +7,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Self
 
-import numpy as np
-
 from quantkit.data import Dataset, InputPipeline, InputTimes, PreprocessingOptions, prepare_batches
 from quantkit.data.dataset import Sample
 from quantkit.data.inference import unify_bases
@@ -17,11 +15,12 @@ from quantkit.data.preparation import PreparedSample
 from quantkit.errors import UsageError
 from quantkit.evaluation.classification_metrics import ClassificationCounter
 from quantkit.evaluation.opened_model import OpenedModel, open_model
+from quantkit.evaluation.output_rows import join_rows, split_rows
 from quantkit.evaluation.output_sqnr import OutputSqnrCounter
 from quantkit.evaluation.tasks import TaskMetric
-from quantkit.ir.tensor import Array
+from quantkit.ir.tensor import Array, Shape
 from quantkit.model import Model
-from quantkit.runtimes.session import RuntimeVersion, SessionOptions
+from quantkit.runtimes.session import RuntimeVersion, SessionOptions, TensorInfo
 
 
 @dataclass(frozen=True)
@@ -132,6 +131,9 @@ class EvaluationRun:
             self._models = [self._open(index, model, dataset) for index, model in enumerate(models)]
             self._pipelines = self._make_pipelines(dataset)
             self._labels = _find_labels(self._models, settings.labels)
+            self._comparable_outputs = _find_comparable_outputs(
+                *(model.session.outputs for model in reversed(self._models))
+            )
         except BaseException:
             self._stack.close()
             raise
@@ -199,25 +201,43 @@ class EvaluationRun:
 
     def _add_outputs(self, chunk: list[PreparedSample], task: TaskMetric) -> None:
         start = perf_counter()
-        inputs, outputs = self._run(0, chunk)
+        samples = self._run(0, chunk)
         self.counts.timings.append((len(chunk), perf_counter() - start))
-        _, expected = self._run(1, chunk)
-        self.counts.outputs = self.counts.outputs or OutputSqnrCounter(task)
-        self.counts.outputs.add(expected, _pair_outputs(expected, outputs), inputs)
+        references = self._run(1, chunk)
+        counter = self.counts.outputs = self.counts.outputs or OutputSqnrCounter(task)
+        rows = [
+            (expected, self._pair_outputs(expected, outputs), inputs)
+            for (inputs, outputs), (_, expected) in zip(samples, references, strict=True)
+        ]
+        for expected, outputs, inputs in join_rows(rows):
+            counter.add(expected, outputs, inputs)
 
-    def _run(self, index: int, chunk: list[PreparedSample]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the inputs and outputs of a model, one row per sample."""
-        samples = [prepared[index] for _, prepared in chunk]
-        runs = list(self._models[index].run(self._pipelines[index], samples, self._settings.batch))
-        try:
-            inputs, outputs = (
-                {name: np.concatenate([run[i][name] for run in runs]) for name in runs[0][i]} for i in (0, 1)
-            )
-        except ValueError:
-            raise UsageError(
-                f"outputs of {self._models[index].name} have another shape for each sample", hint="use --batch 1"
-            ) from None
-        return inputs, outputs
+    def _run(self, index: int, chunk: list[PreparedSample]) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+        """Return the inputs and outputs of a model for each sample, as runs of one sample."""
+        prepared = [forms[index] for _, forms in chunk]
+        runs = self._models[index].run(self._pipelines[index], prepared, self._settings.batch)
+        return [pair for run in runs for pair in zip(*map(split_rows, run), strict=True)]
+
+    def _pair_outputs(self, expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of the model under the names of the reference model: by name, else by position.
+
+        Dynamic sizes may differ.
+
+        Raises:
+            UsageError: the two models have other outputs.
+        """
+        shapes = [[values.shape for values in arrays.values()] for arrays in (outputs, expected)]
+        if len(outputs) == len(expected):
+            paired = {name: outputs.get(name, values) for name, values in zip(expected, outputs.values(), strict=True)}
+            if all(
+                values.shape == paired[name].shape or name in self._comparable_outputs
+                for name, values in expected.items()
+            ):
+                return paired
+        raise UsageError(
+            f"the model has outputs of shapes {shapes[0]} and the reference model {shapes[1]}",
+            hint="compare versions of one model, or name one output with --output-layer",
+        )
 
     def _predict(self, index: int, chunk: list[PreparedSample]) -> Array:
         samples = [prepared[index] for _, prepared in chunk]
@@ -258,21 +278,19 @@ def find_class(label: str, labels: Labels, num_classes: int) -> int | None:
     return int(label) if label.isdecimal() and int(label) < num_classes else None
 
 
-def _pair_outputs(expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the outputs of the model under the names of the reference model: by name, else by position.
+def _find_comparable_outputs(expected: Sequence[TensorInfo], outputs: Sequence[TensorInfo] = ()) -> frozenset[str]:
+    """Return the names of the outputs of the reference model that do not contradict the sizes of the other model."""
+    by_name = {info.name: info for info in outputs}
+    pairs = [(info, by_name.get(info.name, other)) for info, other in zip(expected, outputs, strict=False)]
+    return frozenset(info.name for info, other in pairs if _may_be_equal(info.shape, other.shape))
 
-    Raises:
-        UsageError: the two models have other outputs.
-    """
-    shapes = [[values.shape for values in arrays.values()] for arrays in (outputs, expected)]
-    if len(outputs) == len(expected):
-        paired = {name: outputs.get(name, values) for name, values in zip(expected, outputs.values(), strict=True)}
-        if all(values.shape == paired[name].shape for name, values in expected.items()):
-            return paired
-    raise UsageError(
-        f"the model has outputs of shapes {shapes[0]} and the reference model {shapes[1]}",
-        hint="compare versions of one model, or name one output with --output-layer",
-    )
+
+def _may_be_equal(first: Shape, second: Shape) -> bool:
+    """Return True if two shapes may be equal after the batch."""
+    if first.dims is None or second.dims is None:
+        return True
+    sizes = zip(first.dims[1:], second.dims[1:], strict=False)
+    return len(first.dims) == len(second.dims) and all(None in pair or pair[0] == pair[1] for pair in sizes)
 
 
 def _find_labels(models: list[OpenedModel], file: Path | None) -> Labels:

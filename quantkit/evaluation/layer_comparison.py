@@ -46,7 +46,8 @@ class LayerRow:
         noisy_channels: number of channels with an SQNR of 3 dB or less.
         cosine: cosine similarity; 1 for tensors of the same direction.
         sqnr_drop: decibels below the worst input of the layer.
-        problems: NaN, infinity, dead (all zero) or constant values with the version that has them; outlier channels.
+        problems: samples in which the sizes differ; NaN, infinity, dead (all zero) or constant values with the version
+            that has them; outlier channels.
         is_broken: True if a problem makes the tensor useless and does not exist in the first version.
         has_outlier_channel: True if one channel leaves few quantized values to the others.
         is_finite: True if neither version has NaN or infinity.
@@ -107,6 +108,7 @@ class LayerComparison:
         is_random: True if the inputs were random.
         rejected: message by name of each image that could not be decoded.
         preprocessing: preprocessing of images; None for arrays and random inputs.
+        resized: tensors whose size depends on the data, and differs between the versions in every sample.
     """
 
     models: tuple[str, str]
@@ -118,6 +120,7 @@ class LayerComparison:
     is_random: bool = False
     rejected: tuple[tuple[str, str], ...] = ()
     preprocessing: Preprocessing | None = None
+    resized: tuple[str, ...] = ()
 
     @property
     def worst_first(self) -> tuple[LayerRow, ...]:
@@ -205,6 +208,7 @@ class LayerComparison:
             "below_floor": [row.name for row in self.below_floor],
             "layers": [row.to_json() for row in self.worst_first],
             "only_first": list(self.only_first),
+            "resized": list(self.resized),
             "rejected": [{"name": name, "message": message} for name, message in self.rejected],
         }
 
@@ -222,6 +226,9 @@ class LayerComparison:
             lines.append(f"below {self.floor:g} dB: {fraction}, possibly because of the random inputs")
         else:
             lines.append(f"no layer is below {self.floor:g} dB")
+        if self.resized:
+            names = ", ".join(self.resized[:MAX_NOTES])
+            lines.append(f"another size in every sample, so that no value is compared: {names}")
         if self.is_random:
             lines.append(RANDOM_INPUTS_NOTE)
         if outlier:

@@ -12,7 +12,7 @@ from quantkit.data.inference import Basis
 from quantkit.data.labels import Labels, Order, read_labels
 from quantkit.data.pipeline import Prepared
 from quantkit.errors import UnavailableError, UsageError
-from quantkit.evaluation.output_sqnr import rows_of
+from quantkit.evaluation.output_rows import find_whole_outputs, rows_of
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
@@ -29,10 +29,12 @@ class OpenedModel:
     Attributes:
         model: the model.
         session: session whose first output is the one to evaluate.
+        runnable: graph or file of the session.
     """
 
     model: Model
     session: Session
+    runnable: Graph | Path
 
     @property
     def name(self) -> str:
@@ -49,6 +51,13 @@ class OpenedModel:
         """Source of the preprocessing: the metadata of the file, the card, or the scaling in the graph."""
         return self.model.find_basis(self.session.inputs, self.session.outputs)
 
+    @cached_property
+    def whole_outputs(self) -> frozenset[str]:
+        """Names of the outputs whose first dimension does not count samples: see `find_whole_outputs`."""
+        if isinstance(self.runnable, Graph):
+            return find_whole_outputs(self.runnable)
+        return find_whole_outputs(self.model.graph) if self.model.has_readable_graph else frozenset()
+
     def predict(self, pipeline: InputPipeline, samples: Sequence[Prepared], batch_size: int) -> Array:
         """Compute the class scores of samples, (n, k) float64.
 
@@ -61,9 +70,7 @@ class OpenedModel:
             UsageError: the output has no score for each class.
         """
         rows, result = [], self.session.outputs[0].name
-        size = pipeline.batch_size or batch_size
-        for start in range(0, len(samples), size):
-            part = samples[start : start + size]
+        for part in pipeline.split(samples, batch_size):
             outputs = self.session.run(pipeline.stack(part))[result]
             count = pipeline.batch_size or len(part)
             if not 1 < outputs.size / count == outputs.shape[-1]:
@@ -71,27 +78,32 @@ class OpenedModel:
                 raise UsageError(
                     f"output {result!r} of {self.name} has shape {shape} for {count} samples, not a score "
                     "for each class",
-                    hint="select another output with --output-layer, or compare versions with quantkit compare",
+                    hint="select another output with --output-layer, or compare all outputs with --task",
                 )
             rows.append(outputs.reshape(count, -1)[: len(part)].astype(np.float64))
+            if rows[-1].shape[1] != rows[0].shape[1]:
+                raise UsageError(
+                    f"output {result!r} of {self.name} has {rows[0].shape[1]} values for one sample and "
+                    f"{rows[-1].shape[1]} for another, not a score for each class",
+                    hint="compare outputs of any size with --task, or write them with --rows tensors",
+                )
         return np.concatenate(rows)
 
     def run(
         self, pipeline: InputPipeline, samples: Sequence[Prepared], batch_size: int
     ) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-        """Yield the inputs and all outputs of each run, one row per sample.
+        """Yield the inputs and all outputs of each run, one row per sample; samples with a whole output run alone.
 
         Args:
             pipeline: preparation for the model's inputs.
             samples: samples that it prepared.
             batch_size: number of samples per run for models with a dynamic batch.
         """
-        size = pipeline.batch_size or batch_size
-        for start in range(0, len(samples), size):
-            part = samples[start : start + size]
+        for part in pipeline.split(samples, 1 if self.whole_outputs else batch_size):
             feeds = pipeline.stack(part)
             count = pipeline.batch_size or len(part)
-            yield rows_of(feeds, count, len(part)), rows_of(self.session.run(feeds), count, len(part))
+            outputs = self.session.run(feeds)
+            yield rows_of(feeds, count, len(part)), rows_of(outputs, count, len(part), self.whole_outputs)
 
     def read_labels(self, path: Path | None) -> Labels:
         """Read the labels from a file, or find the model's own; empty if no labels are found.
@@ -149,7 +161,7 @@ def open_model(
             runnable = _between_endpoints(runnable, model.card, input_layer, output_layer, takes_arrays)
         if takes_encoded_images(runnable):
             runtime = _decoding_runtime(runnable, runtime)
-    return OpenedModel(model, open_session(runnable, runtime, options))
+    return OpenedModel(model, open_session(runnable, runtime, options), runnable)
 
 
 def _decoding_runtime(graph: Graph, runtime: str) -> str:

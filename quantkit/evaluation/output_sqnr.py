@@ -3,6 +3,8 @@
 SQNR     10 log10( sum a^2 / sum (a - b)^2 )          in decibels, over all samples
 error    sqrt( noise / signal ): 0.1 at 20 dB, 0.01 at 40 dB
 equal    fraction of equal values, of integer and boolean outputs
+sizes    smaller / larger number of values, of outputs whose size depends on the data; their values are compared in the
+         samples of equal size
 
 A model that reproduces its input, such as an autoencoder, also has a reconstruction error: the relative error of the
 output as an estimate of the input.
@@ -37,6 +39,7 @@ class OutputSqnr:
             reproduces an input.
         metric: name of the metric of a task; empty without a task.
         score: value of this metric, 1 for equal outputs.
+        sizes: samples of equal size and mean ratio of the sizes, by name of each output whose size differs in a sample.
     """
 
     samples: int
@@ -46,6 +49,7 @@ class OutputSqnr:
     reconstruction: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     metric: str = ""
     score: float = 1.0
+    sizes: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def worst(self) -> float:
@@ -54,25 +58,30 @@ class OutputSqnr:
 
     @property
     def error(self) -> float:
-        """Loss in [0, 1]: 1 - score of a task, else the larger one of two values.
+        """Loss in [0, 1]: 1 - score of a task, else the largest one of three values.
 
-        These are the relative error of the worst real output and the fraction of different integers.
+        These are the relative error of the worst real output, the fraction of different integers and of missing sizes.
         """
         if self.metric:
             return 1.0 if self.not_finite else 1 - self.score
-        return float(max(min(10 ** (-self.worst / 20), 1.0), 1 - min(self.equal.values(), default=1.0)))
+        return float(max(min(10 ** (-self.worst / 20), 1.0), 1 - self._smallest_fraction))
 
     def is_near(self, decibels: float, fraction: float) -> bool:
         """Return True if every output is near that of the reference model.
 
         Args:
             decibels: lowest SQNR of a real output, unless its reconstruction error is unchanged.
-            fraction: lowest fraction of equal values of an integer output, or score of a task.
+            fraction: lowest fraction of equal values of an integer output, ratio of sizes, or score of a task.
         """
         if self.metric:
             return not self.not_finite and self.score >= fraction
         changed = [name for name, value in self.sqnr.items() if value < decibels and not self._is_as_good(name)]
-        return not self.not_finite and not changed and min(self.equal.values(), default=1.0) >= fraction
+        return not self.not_finite and not changed and self._smallest_fraction >= fraction
+
+    @property
+    def _smallest_fraction(self) -> float:
+        """Smallest fraction of equal values of an integer output, or ratio of sizes."""
+        return min((*self.equal.values(), *(ratio for _, ratio in self.sizes.values())), default=1.0)
 
     def _is_as_good(self, name: str) -> bool:
         before, after = self.reconstruction.get(name, (0.0, inf))
@@ -86,15 +95,29 @@ class OutputSqnr:
             "sqnr": sqnr,
             "equal": dict(self.equal),
             "reconstruction": {name: list(errors) for name, errors in self.reconstruction.items()},
+            "sizes": {name: {"equal": equal, "ratio": ratio} for name, (equal, ratio) in self.sizes.items()},
             "not_finite": self.not_finite,
             "task": {"metric": self.metric, "score": self.score} if self.metric else None,
         }
+
+    @property
+    def size_texts(self) -> list[str]:
+        """Mean ratio of the sizes of each output whose size differs in a sample."""
+        return [
+            f"{name} {100 * ratio:.1f} % (equal in {equal} of {self.samples} samples)"
+            for name, (equal, ratio) in self.sizes.items()
+        ]
 
     def __str__(self) -> str:
         ratios = [f"{name} {value:.1f} dB" if value < inf else f"{name} equal" for name, value in self.sqnr.items()]
         fractions = [f"{name} {100 * value:.1f} %" for name, value in self.equal.items()]
         errors = [f"{name} {before:.4f} -> {after:.4f}" for name, (before, after) in self.reconstruction.items()]
-        parts = (("SQNR of ", ratios), ("equal values of ", fractions), ("reconstruction error of ", errors))
+        parts = (
+            ("sizes of ", self.size_texts),
+            ("SQNR at equal sizes of " if self.sizes else "SQNR of ", ratios),
+            ("equal values of ", fractions),
+            ("reconstruction error of ", errors),
+        )
         task = f"{self.metric} {self.score:.4f} of the float model; " if self.metric else ""
         return task + "; ".join(title + ", ".join(texts) for title, texts in parts if texts)
 
@@ -116,6 +139,7 @@ class OutputSqnrCounter:
     _noise: dict[str, float] = field(default_factory=dict)
     _equal: dict[str, list[int]] = field(default_factory=dict)
     _reconstruction: dict[str, Array] = field(default_factory=dict)
+    _sizes: dict[str, tuple[int, float]] = field(default_factory=dict)
     _score: float = 0.0
 
     def add(
@@ -125,20 +149,25 @@ class OutputSqnrCounter:
 
         Args:
             reference: (n, ...) by output name, of the reference model.
-            outputs: outputs of the other model, in the same shapes.
+            outputs: outputs of the other model; an output of another size counts for its size only.
             inputs: (n, ...) by input name, for the reconstruction error and the tokens of a language model.
         """
         finite = np.ones(len(next(iter(reference.values()))), bool)
         for name, values in reference.items():
+            has_equal_size = self._add_size(name, values, outputs[name], len(finite))
+            others = outputs[name].reshape(values.shape) if has_equal_size else outputs[name]
             if values.dtype.kind in "biu":
-                counts = self._equal.setdefault(name, [0, 0])
-                counts[0] += int((values == outputs[name]).sum())
-                counts[1] += values.size
+                if has_equal_size and values.size:
+                    counts = self._equal.setdefault(name, [0, 0])
+                    counts[0] += int((values == others).sum())
+                    counts[1] += values.size
                 continue
-            self._add_reconstruction(name, values, outputs[name], inputs or {})
-            a, b = (array.reshape(len(finite), -1).astype(np.float64) for array in (values, outputs[name]))
+            a, b = (array.reshape(len(finite), -1).astype(np.float64) for array in (values, others))
             usable = np.isfinite(a).all(1) & np.isfinite(b).all(1)
             finite &= usable
+            if not has_equal_size:
+                continue
+            self._add_reconstruction(name, values, others, inputs or {})
             self._signal[name] = self._signal.get(name, 0.0) + float((a[usable] ** 2).sum())
             self._noise[name] = self._noise.get(name, 0.0) + float(((a - b)[usable] ** 2).sum())
         self.samples += len(finite)
@@ -151,6 +180,9 @@ class OutputSqnrCounter:
         self.samples += other.samples
         self.not_finite += other.not_finite
         self._score += other._score
+        for name, (equal, ratio) in other._sizes.items():
+            before = self._sizes.get(name, (0, 0.0))
+            self._sizes[name] = before[0] + equal, before[1] + ratio
         for name, signal in other._signal.items():
             self._signal[name] = self._signal.get(name, 0.0) + signal
             self._noise[name] = self._noise.get(name, 0.0) + other._noise[name]
@@ -159,6 +191,13 @@ class OutputSqnrCounter:
             self._equal[name] = [counts[0] + equal, counts[1] + total]
         for name, power in other._reconstruction.items():
             self._reconstruction[name] = self._reconstruction.get(name, np.zeros(3)) + power
+
+    def _add_size(self, name: str, values: Array, others: Array, count: int) -> bool:
+        """Add the sizes of an output of samples; return True if they are equal."""
+        small, large = sorted((values.size, others.size))
+        equal, ratio = self._sizes.get(name, (0, 0.0))
+        self._sizes[name] = equal + count * (small == large), ratio + count * (small / large if large else 1.0)
+        return small == large
 
     def _add_reconstruction(self, name: str, values: Array, others: Array, inputs: Mapping[str, Array]) -> None:
         """Add the error of an output as an estimate of an input of its shape."""
@@ -174,6 +213,11 @@ class OutputSqnrCounter:
         """SQNR of the samples added so far."""
         ratios = {name: float(sqnr(signal, self._noise[name])) for name, signal in self._signal.items()}
         equal = {name: count / total for name, (count, total) in self._equal.items()}
+        sizes = {
+            name: (equal_sizes, ratio / self.samples)
+            for name, (equal_sizes, ratio) in self._sizes.items()
+            if equal_sizes < self.samples
+        }
         errors = {
             name: (float(np.sqrt(before / signal)), float(np.sqrt(after / signal)))
             for name, (signal, before, after) in self._reconstruction.items()
@@ -181,25 +225,7 @@ class OutputSqnrCounter:
         }
         metric = "" if self.task is None else self.task.name
         score = self._score / max(self.samples, 1) if metric else 1.0
-        return OutputSqnr(self.samples, ratios, self.not_finite, equal, errors, metric, score)
-
-
-def rows_of(arrays: Mapping[str, Array], num_rows: int, count: int) -> dict[str, Array]:
-    """Return one row per sample of the inputs or outputs of one run.
-
-    Args:
-        arrays: inputs or outputs.
-        num_rows: number of rows in the feeds.
-        count: number of samples among these rows; the others pad the batch.
-    """
-    return {name: _sample_rows(values, num_rows, count) for name, values in arrays.items()}
-
-
-def _sample_rows(values: Array, num_rows: int, count: int) -> Array:
-    """Return one row per sample; an array without a batch axis is repeated."""
-    if values.ndim == 0 or len(values) != num_rows:
-        return np.repeat(values.reshape(1, -1), count, 0)
-    return values.reshape(num_rows, *(values.shape[1:] or (1,)))[:count]
+        return OutputSqnr(self.samples, ratios, self.not_finite, equal, errors, metric, score, sizes)
 
 
 def sqnr(signal: float | Array, noise: float | Array) -> Array:

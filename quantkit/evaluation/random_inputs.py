@@ -60,7 +60,8 @@ def _random_array(random: np.random.Generator, info: TensorInfo, partner: Tensor
             hint="pass --data, or select an input of known size",
         )
     shape = tuple(size or 1 for size in dims[1:])
-    check_size(f"random values of input {info.name!r} of shape {info.shape} have", 8 * prod(shape))
+    batch = max((each.shape.dims or (1,))[0] or 1 for each in (info, partner))
+    check_size(f"random values of input {info.name!r} of shape {info.shape} have", 8 * batch * prod(shape))
     is_image = len(shape) == 3 and bool({1, 3} & {shape[0], shape[2]})
     if DType.UINT8 in (info.dtype, partner.dtype):
         if is_image:

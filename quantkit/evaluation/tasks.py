@@ -12,18 +12,18 @@ All metrics are 1 for equal outputs, and 0 or above:
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from quantkit.errors import UsageError, did_you_mean
+from quantkit.evaluation.detection import Outputs, score_detection
 from quantkit.ir.tensor import Array
 
-Outputs = Mapping[str, Array]
 # Function of the outputs of the float model and of the other model, (n, ...) by name, for one run.
 Score = Callable[[Outputs, Outputs], float]
-# Lowest score of a box of the reference model, and overlap of boxes of one object.
-MIN_BOX_SCORE, MIN_OVERLAP = 0.3, 0.5
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,13 @@ class TaskMetric:
         name: name of the metric.
         score: function that computes it for one run.
         takes_inputs: True if the function also takes the inputs.
+        takes_any_size: True if the outputs of the two models may differ in size; else such outputs have the metric 0.
     """
 
     name: str
     score: Callable[..., float]
     takes_inputs: bool = False
+    takes_any_size: bool = False
 
     def compute(self, expected: Outputs, actual: Outputs, inputs: Outputs) -> float:
         """Return the metric of one run; 0 if it is not finite.
@@ -47,6 +49,8 @@ class TaskMetric:
             expected, actual: outputs of the float model and of the other model, (n, ...) by name.
             inputs: inputs of both models, (n, ...) by name.
         """
+        if not self.takes_any_size and any(values.shape != actual[name].shape for name, values in expected.items()):
+            return 0.0
         score = self.score(expected, actual, inputs) if self.takes_inputs else self.score(expected, actual)
         return score if np.isfinite(score) else 0.0
 
@@ -60,7 +64,7 @@ def find_task(value: Any) -> TaskMetric | None:
     if value is None:
         return None
     if callable(value):
-        return TaskMetric(getattr(value, "__name__", "metric"), value)
+        return TaskMetric(getattr(value, "__name__", "metric"), value, takes_any_size=True)
     if value in TASKS:
         return TASKS[value]
     raise UsageError(
@@ -75,8 +79,10 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _pairs(expected: Outputs, actual: Outputs) -> list[tuple[Array, Array]]:
-    """Return the real outputs of both models."""
-    return [(values, actual[name]) for name, values in expected.items() if values.dtype.kind == "f"]
+    """Return the real outputs of both models; without a real output, the integers."""
+    real = [name for name, values in expected.items() if values.dtype.kind == "f"]
+    integers = [name for name, values in expected.items() if values.dtype.kind in "biu"]
+    return [(expected[name], actual[name]) for name in real or integers]
 
 
 def score_segmentation(expected: Outputs, actual: Outputs) -> float:
@@ -85,7 +91,9 @@ def score_segmentation(expected: Outputs, actual: Outputs) -> float:
 
 
 def _classes(maps: Array) -> Array:
-    """Return the class of each position of maps (n, c, h, w), (n, h, w, c) or (n, h, w)."""
+    """Return the class of each position of maps (n, c, h, w), (n, h, w, c) or (n, h, w); integers are classes."""
+    if maps.dtype.kind in "biu":
+        return maps
     if maps.ndim < 4 or 1 in (maps.shape[1], maps.shape[-1]):
         return np.asarray(maps > 0.5, np.int64)
     classes: Array = maps.argmax(1 if maps.shape[1] <= maps.shape[-1] else -1)
@@ -104,7 +112,8 @@ def score_regression(expected: Outputs, actual: Outputs) -> float:
     scores = [1.0]
     for a, b in _pairs(expected, actual):
         variation = float(np.square(a - a.mean() if a.size > 1 else a).sum())
-        scores.append(1 - float(np.square(a - b).sum()) / max(variation, 1e-30))
+        error = float(np.square(np.subtract(a, b, dtype=np.float64)).sum())
+        scores.append(1 - error / max(variation, 1e-30))
     return max(min(scores), 0.0)
 
 
@@ -115,7 +124,8 @@ def score_embedding(expected: Outputs, actual: Outputs) -> float:
 
 def _cosines(a: Array, b: Array) -> Array:
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    cosines: Array = np.clip((a * b).sum(-1) / np.maximum(norms, 1e-30), 0, 1)
+    products = np.multiply(a, b, dtype=np.float64).sum(-1)
+    cosines: Array = np.clip(products / np.maximum(norms, 1e-30), 0, 1)
     return cosines
 
 
@@ -124,15 +134,16 @@ def score_text(expected: Outputs, actual: Outputs) -> float:
     return _mean(
         1 - _edit_distance(a, b) / max(len(a), len(b), 1)
         for logits, others in _pairs(expected, actual)
-        for a, b in zip(_sequences(logits), _sequences(others), strict=True)
+        for a, b in zip_longest(_sequences(logits), _sequences(others), fillvalue=np.zeros(0))
     )
 
 
 def _sequences(logits: Array) -> Array:
-    """Return the most likely tokens, (n, length); a vector of logits is one token."""
-    tokens = logits.argmax(-1)
-    sequences: Array = tokens.reshape(-1, tokens.shape[-1] if logits.ndim > 2 else 1)
-    return sequences
+    """Return the most likely tokens, (n, length); a vector of logits is one token, and integers are tokens."""
+    if logits.dtype.kind in "biu":
+        return logits.reshape(len(logits), -1)
+    tokens: Array = logits.argmax(-1)
+    return tokens.reshape(prod(tokens.shape[:-1]), tokens.shape[-1]) if logits.ndim > 2 else tokens.reshape(-1, 1)
 
 
 def score_language(expected: Outputs, actual: Outputs, inputs: Outputs) -> float:
@@ -182,73 +193,11 @@ def _edit_distance(a: Array, b: Array) -> int:
     return int(distances[-1])
 
 
-def score_detection(expected: Outputs, actual: Outputs) -> float:
-    """Return the mean average precision of boxes over the classes of the reference model.
-
-    Raises:
-        UsageError: the outputs are not boxes (n, boxes, 4) and scores (n, boxes, c).
-    """
-    return _mean(
-        _average_precision(*rows, scores[row, :, each], others[row, :, each])
-        for boxes, scores, other_boxes, others in [(*_boxes(expected), *_boxes(actual))]
-        for row in range(len(boxes))
-        for rows in [(boxes[row], other_boxes[row])]
-        for each in range(scores.shape[2])
-        if (scores[row, :, each] > MIN_BOX_SCORE).any()
-    )
-
-
-def _boxes(outputs: Outputs) -> tuple[Array, Array]:
-    arrays = [array for array in outputs.values() if array.ndim == 3]
-    boxes = [array for array in arrays if array.shape[2] == 4]
-    scores = [array for array in arrays if array.shape[2] != 4]
-    if len(boxes) != 1 or len(scores) != 1 or boxes[0].shape[1] != scores[0].shape[1]:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in outputs.items())
-        raise UsageError(
-            f"the outputs {shapes} are not boxes (n, boxes, 4) and scores (n, boxes, classes)",
-            hint="in Python, pass a function of two outputs as task",
-        )
-    return boxes[0], scores[0]
-
-
-def _average_precision(boxes: Array, others: Array, scores: Array, other_scores: Array) -> float:
-    """Return the average precision of the other model's boxes of one class, left, top, right, bottom."""
-    truth = boxes[_select_boxes(boxes, scores)]
-    candidates = others[_select_boxes(others, other_scores)]
-    is_free, hits = np.ones(len(truth), bool), []
-    for box in candidates:
-        overlaps = np.where(is_free, _overlaps(box, truth), 0)
-        best = int(overlaps.argmax())
-        hits.append(bool(overlaps[best] >= MIN_OVERLAP))
-        is_free[best] &= not hits[-1]
-    precision = np.cumsum(hits) / np.arange(1, len(hits) + 1)
-    return float(precision[np.array(hits, bool)].sum() / len(truth)) if hits else 0.0
-
-
-def _select_boxes(boxes: Array, scores: Array) -> list[int]:
-    """Return the indices of boxes above the lowest score, best first, without boxes that overlap a better one."""
-    order = [index for index in np.argsort(-scores, kind="stable").tolist() if scores[index] > MIN_BOX_SCORE]
-    selected: list[int] = []
-    for index in order:
-        if not selected or _overlaps(boxes[index], boxes[selected]).max() < MIN_OVERLAP:
-            selected.append(index)
-    return selected
-
-
-def _overlaps(box: Array, boxes: Array) -> Array:
-    """Return the intersection over union of a box (4,) with boxes (n, 4)."""
-    sizes = np.clip(np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None)
-    areas = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(1)
-    inside = sizes.prod(1)
-    ratios: Array = inside / np.maximum((box[2:] - box[:2]).prod() + areas - inside, 1e-30)
-    return ratios
-
-
 TASKS: Mapping[str, TaskMetric] = {
     "segmentation": TaskMetric("mean IoU", score_segmentation),
-    "detection": TaskMetric("mAP", score_detection),
+    "detection": TaskMetric("mAP", score_detection, takes_any_size=True),
     "regression": TaskMetric("R2", score_regression),
     "embedding": TaskMetric("cosine", score_embedding),
-    "text": TaskMetric("token agreement", score_text),
+    "text": TaskMetric("token agreement", score_text, takes_any_size=True),
     "language": TaskMetric("perplexity ratio", score_language, takes_inputs=True),
 }

@@ -43,7 +43,11 @@ class TensorSums:
         lows, highs: extremes of the finite values.
         nan_counts, infinity_counts: number of values that are not finite.
         count: number of values in each channel.
-        has_different_shapes: True if the two tensors cannot be compared.
+        num_samples: number of samples.
+        num_different: number of samples in which the two tensors have different shapes, so that their values are not
+            compared.
+        shape: shape of the tensor of the first version in the last sample.
+        is_resized: True if this shape depends on the data.
     """
 
     pair: TensorPair
@@ -56,7 +60,15 @@ class TensorSums:
     nan_counts: list[int] = field(default_factory=lambda: [0, 0])
     infinity_counts: list[int] = field(default_factory=lambda: [0, 0])
     count: int = 0
-    has_different_shapes: bool = False
+    num_samples: int = 0
+    num_different: int = 0
+    shape: tuple[int, ...] | None = None
+    is_resized: bool = False
+
+    @property
+    def has_different_shapes(self) -> bool:
+        """True if the two tensors have different shapes in every sample."""
+        return self.num_different == self.num_samples
 
     def add(self, first: Array, second: Array, scale: float | None) -> None:
         """Add the two tensors of one sample.
@@ -72,8 +84,11 @@ class TensorSums:
             second = second.transpose(self.axes)
         if first.shape != second.shape and first.size == second.size:
             second = second.reshape(first.shape)
-        self.has_different_shapes |= first.shape != second.shape
-        if self.has_different_shapes:
+        self.is_resized |= self.shape not in (None, first.shape)
+        self.shape = first.shape
+        self.num_samples += 1
+        self.num_different += first.shape != second.shape
+        if first.shape != second.shape or not first.size:
             return
         if self.sums is None:
             self.shift = _range_shift(first, second, scale)
@@ -96,7 +111,9 @@ class TensorSums:
         if self.has_channels_first and first.ndim == 4:
             first, second = first.transpose(0, 2, 3, 1), second.transpose(0, 2, 3, 1)
         channels = first.shape[-1] if first.ndim > 1 else 1
-        self.count += first.size // max(channels, 1)
+        if self.sums is not None and len(self.sums.signal) != channels:  # an axis whose size varies has no channels
+            channels, self.sums = 1, ChannelSums(*(values.sum(keepdims=True) for values in self.sums))
+        self.count += first.size // channels
         a, b = (values.reshape(-1, channels).astype(np.float64) for values in (first, second))
         usable = np.isfinite(a) & np.isfinite(b)
         if not usable.all():
@@ -136,7 +153,8 @@ class TensorSums:
 
     def _problems(self) -> tuple[tuple[str, ...], bool]:
         """Return the problems of the values, and whether they make the second version useless."""
-        problems: list[str] = []
+        different = f"another size in {self.num_different} of {self.num_samples} samples"
+        problems = [different] if self.num_different else []
         is_broken = False
         versions = ("in the first", "in the second")
         for problem, counts in (("NaN", self.nan_counts), ("infinity", self.infinity_counts)):

@@ -188,6 +188,18 @@ class Model:
             return stated
         return find_model_labels(card, self.path, num_classes)
 
+    @property
+    def input_names(self) -> frozenset[str]:
+        """Names of the inputs, or of all placeholders if the file states no inputs; empty if the graph cannot be read.
+
+        Raises:
+            InputError: the file is broken.
+        """
+        if not self.has_readable_graph:
+            return frozenset()
+        placeholders = (name for name, node in self.graph.nodes.items() if node.op == "Placeholder")
+        return frozenset(map(str, self.graph.inputs) if self.graph.inputs else placeholders)
+
     def find_scaling(self, input_name: str) -> "InputScaling | None":
         """Return the scaling of an input inside the graph; None without one, or if the graph cannot be read."""
         from quantkit.data.input_scaling import find_input_scaling

@@ -201,7 +201,7 @@ def make_verifier(
         find_runtime(runtime)  # an unknown name is rejected before any work
     feeder = None
     if data is not None:
-        dataset = as_dataset(data, NUM_SAMPLES)
+        dataset = as_dataset(data, NUM_SAMPLES, inputs=model.input_names)
 
         def feeder(inputs: tuple[TensorInfo, ...]) -> Mapping[str, Array]:
             return feed_dataset(model, dataset, inputs)

@@ -12,6 +12,7 @@ from quantkit.quantization.workflow.calibrated_model import calibrate_model
 from quantkit.quantization.workflow.calibration_run import find_datasets
 from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, Options, check_options
 from quantkit.quantization.workflow.planning import choose_scheme
+from quantkit.quantization.workflow.preparation import load_float_model
 from quantkit.training.batch_norms import average_statistics, find_batch_norms, split_batches
 from quantkit.training.clusters import find_clusters
 from quantkit.training.constraints import ClusterConstraint, MagnitudeConstraint, is_constrained
@@ -92,8 +93,9 @@ def _make_aware(model: Any, scheme: Scheme, options: Options) -> Any:
     if options.calibration is None:
         raise UsageError("no calibration dataset is given", hint="give calibration: samples for the first ranges")
     check_options(model, options, scheme)
-    data, _ = find_datasets(options)
-    float_model, conversion, trials = calibrate_model(model, scheme, data, None, options)
+    loaded = load_float_model(model, options)
+    data, _ = find_datasets(loaded, options)
+    float_model, conversion, trials = calibrate_model(loaded, scheme, data, None, options)
     for name, reason in conversion.plan.float_fallbacks.items():
         if (op := conversion.graph[name].op) not in _NO_OPS:
             options.on_message(f"{name} ({op}) stays float: {reason}")

@@ -348,7 +348,10 @@ def test_records_of_arrays(tmp_path: Path) -> None:
     ("records", "message"),
     [
         ([example(names=[b"x", b"y"])], "hold neither images, real numbers nor single byte strings, but names"),
-        ([example(x=np.ones(1, np.float32)), example(x=np.ones(2, np.float32))], "other arrays than the first record"),
+        (
+            [example(x=np.ones(1, np.float32)), example(z=np.ones(1, np.float32))],
+            "has other arrays than the first sample",
+        ),
         ([b"\xff\xff"], "is not a tf"),
         ([example(x=np.ones(3, np.float32), x__shape=np.array([2]))], r"the 3 values of 'x' do not fit its shape"),
         ([example(x=np.ones(3, np.float32), label=[b"caf\xe9"])], "record a.tfrecord#0: the label .* is not UTF-8"),

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -50,4 +51,5 @@ def test_a_damaged_member_is_an_error(tmp_path: Path) -> None:
 
 def test_small_arrays_are_read_at_once(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 4), np.float32))
-    assert ZippedRows.open(tmp_path / "x.npz", "x.npy") is None
+    with ZipFile(tmp_path / "x.npz") as archive:
+        assert ZippedRows.open(tmp_path / "x.npz", archive, "x.npy") is None

@@ -42,7 +42,7 @@ class EndToEndCall:
         basis = model.find_basis(session.inputs)
         self._pipeline = InputPipeline.of(session.inputs, dataset, basis)
         self._samples = list(islice(dataset.read(rank_of(session.inputs)), NUM_IMAGES))
-        if not self._samples or any(sample.path is None for sample in self._samples):
+        if not self._samples or not dataset.holds_images:
             raise UsageError(f"{data} holds no images", hint="--end-to-end takes image files: --data IMAGES")
         self.batch = self._pipeline.batch_size or batch
         self._session = session

@@ -232,8 +232,12 @@ def _data_path(data: Any, num_samples: int, folder: Path) -> str:
     if not all(samples):
         raise UsageError("data holds images", hint="give the path of a folder, or arrays")
     path = folder / "data.npz"
-    arrays = {name or "data": [sample[name] for sample in samples] for name in samples[0]}
-    np.savez(path, **{name: _stack(rows) for name, rows in arrays.items()})  # type: ignore[arg-type]
+    rows_by_name = {name or "data": [sample[name] for sample in samples] for name in samples[0]}
+    if all(len({row.shape for row in rows}) == 1 for rows in rows_by_name.values()):
+        arrays = {name: _stack(rows) for name, rows in rows_by_name.items()}
+    else:
+        arrays = {f"{name}_{index}": row for name, rows in rows_by_name.items() for index, row in enumerate(rows)}
+    np.savez(path, **arrays)  # type: ignore[arg-type]
     return str(path)
 
 

@@ -134,7 +134,8 @@ class _Worker:
             from quantkit.data import as_dataset
             from quantkit.recipes.verify import feed_dataset
 
-            feeds = dict(feed_dataset(loaded, as_dataset(data, keep_order=True), session.inputs, batch or 1))
+            dataset = as_dataset(data, keep_order=True, inputs={info.name for info in session.inputs})
+            feeds = dict(feed_dataset(loaded, dataset, session.inputs, batch or 1))
         else:
             shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
             feeds = seeded_feeds(session.inputs, batch=batch, shapes=shapes, sizes=input_shapes, seed=seed)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from quantkit.data.dataset import ArrayDataset
+from quantkit.data.dataset import ArrayDataset, read_sample_arrays
 from quantkit.data.packing.cifar import PIXEL_BYTES, open_part, read_pickled_pixels, to_pixels
 from quantkit.data.sources import as_dataset
 from quantkit.errors import InputError
@@ -18,8 +18,9 @@ from quantkit.formats.tfrecord import read_record
 from quantkit.ir.tensor import Array
 
 # image: encoded image in a part of a file; record: record of a TFRecord file; row: row of a NumPy file;
-# pixels: raw RGB values, part of a file; pickled_pixels: row of a pickle, part of a file.
-Kind = Literal["image", "record", "row", "pixels", "pickled_pixels"]
+# arrays: NumPy file of one sample; pixels: raw RGB values, part of a file;
+# pickled_pixels: row of a pickle, part of a file.
+Kind = Literal["image", "record", "row", "arrays", "pixels", "pickled_pixels"]
 # An encoded image, a serialized record, pixels (h, w, c) uint8, or arrays by name.
 Content = bytes | Array | dict[str, Array]
 
@@ -119,7 +120,14 @@ def _read_record(item: SourceItem) -> bytes:
 
 def _read_row(item: SourceItem) -> Content:
     dataset = _open_arrays(item.path)
-    arrays = {name: np.asarray(array[item.row]) for name, array in dataset.arrays.items()}
+    return _image_or_arrays({name: np.asarray(array[item.row]) for name, array in dataset.arrays.items()})
+
+
+def _read_arrays(item: SourceItem) -> Content:
+    return _image_or_arrays(read_sample_arrays(Path(item.path))[0])
+
+
+def _image_or_arrays(arrays: dict[str, Array]) -> Content:
     first = next(iter(arrays.values()))
     if len(arrays) == 1 and _is_image(first):
         return first if first.ndim == 3 else first[:, :, None]
@@ -149,6 +157,7 @@ _READ_FUNCTIONS: dict[Kind, Callable[[SourceItem], Content]] = {
     "image": _read_part,
     "record": _read_record,
     "row": _read_row,
+    "arrays": _read_arrays,
     "pixels": _read_pixels,
     "pickled_pixels": _read_pickled_pixels,
 }

@@ -126,10 +126,11 @@ def _dataset_source(path: Path, dataset: Dataset) -> Source:
     assert isinstance(dataset, FileDataset)
     if dataset.samples[0].offset is not None:
         return _record_source(path, dataset)
-    notes = (f"{dataset.skipped_files} other files are not images",) if dataset.skipped_files else ()
+    noun = "images" if dataset.holds_images else "arrays"
+    notes = (f"{dataset.skipped_files} other files are not {noun}",) if dataset.skipped_files else ()
     root = path if path.is_dir() else path.parent
     items = tuple(_file_item(sample.path or Path(sample.name), sample.label, root) for sample in dataset.samples)
-    return _with_classes(Source(str(path), "image", items, notes=notes))
+    return _with_classes(Source(str(path), "image" if dataset.holds_images else "arrays", items, notes=notes))
 
 
 def _file_item(path: Path, label: str, root: Path) -> SourceItem:

@@ -160,17 +160,18 @@ class ChannelMeans:
         self.rows: dict[Edge, int] = {}
 
     def add(self, edge: Edge, values: Array) -> None:
-        """Add a tensor (..., c); vectors, and positions with NaN or infinity, are ignored."""
-        if values.ndim < 2:
+        """Add a tensor (..., c); vectors, positions with NaN or infinity, and other channel counts are ignored."""
+        if values.ndim < 2 or not values.size:
             return
         rows = values.reshape(-1, values.shape[-1])
         # Neighbours are correlated: a few hundred positions, different ones in each run, suffice.
         step = max(len(rows) // MEAN_POSITIONS, 1)
         rows = rows[self.rows.get(edge, 0) % step :: step]
         rows = rows[np.isfinite(rows).all(axis=1)]
-        if not len(rows):
+        sums = rows.sum(0, dtype=np.float64)
+        if not len(rows) or self.sums.get(edge, sums).shape != sums.shape:
             return
-        self.sums[edge] = self.sums.get(edge, 0) + rows.sum(0, dtype=np.float64)
+        self.sums[edge] = self.sums.get(edge, 0) + sums
         self.rows[edge] = self.rows.get(edge, 0) + len(rows)
 
     def by_edge(self) -> dict[Edge, tuple[float, ...]]:

@@ -1,7 +1,5 @@
 """First half of a quantization: from a model and data to a plan and ranges."""
 
-from typing import Any
-
 from quantkit.data import Dataset
 from quantkit.formats import onnx
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
@@ -21,7 +19,7 @@ from quantkit.quantization.workflow.lossy_layers import (
 from quantkit.quantization.workflow.observer_choice import choose_bias_correction, choose_observer, choose_scales
 from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
-from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
+from quantkit.quantization.workflow.preparation import prepare_float_graph
 from quantkit.quantization.workflow.trials import Trials
 
 # Alternatives that are measured on calibration samples, in this order.
@@ -39,12 +37,12 @@ CHOICES = (
 
 
 def calibrate_model(
-    source: Any, scheme: Scheme, data: Dataset | None, held_out: Dataset | None, options: Options
+    model: Model, scheme: Scheme, data: Dataset | None, held_out: Dataset | None, options: Options
 ) -> tuple[Model, Conversion, Trials]:
     """Return the float model, its calibrated conversion, and the trials on the calibration samples.
 
     Args:
-        source: the model, as `quantize` accepts it.
+        model: float model of `load_float_model`.
         scheme: scheme that the options select.
         data: calibration dataset; None with ranges of the caller, or with weights only.
         held_out: held-out dataset; None if it is not given.
@@ -53,7 +51,6 @@ def calibrate_model(
     Raises:
         UsageError, InputError, UnavailableError: see `quantize`.
     """
-    model = load_float_model(source, options)
     source_graph = model.graph
     dialect = source_graph.dialect
     require_ranges(model.graph, options, scheme)

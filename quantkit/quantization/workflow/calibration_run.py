@@ -11,6 +11,7 @@ from quantkit.data.preparation import describe_rates
 from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import UsageError
 from quantkit.evaluation.opened_model import describe_assumption
+from quantkit.evaluation.output_rows import find_whole_outputs
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
@@ -32,8 +33,8 @@ from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
 
 
-def find_datasets(options: Options) -> tuple[Dataset | None, Dataset | None]:
-    """Return the calibration dataset and the held-out dataset, None for one that is not given.
+def find_datasets(model: Model, options: Options) -> tuple[Dataset | None, Dataset | None]:
+    """Return the calibration dataset and the held-out dataset of a model, None for one that is not given.
 
     With ``max_drop``, the samples after the calibration samples are held out, except for an iterator that can be read
     only once.
@@ -42,10 +43,11 @@ def find_datasets(options: Options) -> tuple[Dataset | None, Dataset | None]:
         InputError: the data does not exist, or cannot be read.
         UsageError: a value is not a dataset.
     """
-    source = None if options.calibration is None else as_dataset(options.calibration)
+    inputs = model.input_names
+    source = None if options.calibration is None else as_dataset(options.calibration, inputs=inputs)
     calibration = None if source is None else source.subset(options.limit)
     if options.held_out is not None:
-        return calibration, as_dataset(options.held_out)
+        return calibration, as_dataset(options.held_out, inputs=inputs)
     if options.max_drop is None or source is None or _is_read_once(source):
         return calibration, None
     try:
@@ -119,7 +121,7 @@ def _replace_ranges(
 def _calibrate(
     model: Model, graph: Graph, plan: Plan, data: Dataset, options: Options
 ) -> tuple[Ranges, FloatReference]:
-    reference = FloatReference(task=options.task)
+    reference = FloatReference(task=options.task, whole_outputs=find_whole_outputs(graph))
     state = None if options.output is None else options.output.with_name(f"{options.output.name}.calibration")
     with open_calibration_session(graph, plan, options.runtime) as session:
         samples = LabeledFeeds.of(model, session, data, options)
@@ -193,7 +195,7 @@ def compute_reference(
         options: options of the caller.
         calibrated_on: preprocessing of the calibration samples.
     """
-    reference = FloatReference(task=options.task)
+    reference = FloatReference(task=options.task, whole_outputs=find_whole_outputs(graph))
     with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
         basis = None
         if options.calibration is None and isinstance(calibrated_on, Preprocessing):

@@ -16,8 +16,9 @@ from quantkit.evaluation.classification_metrics import (
     Proportion,
     act_as_class_scores,
 )
-from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter, rows_of
-from quantkit.evaluation.tasks import TaskMetric
+from quantkit.evaluation.output_rows import rows_of
+from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
+from quantkit.evaluation.tasks import TASKS, TaskMetric
 from quantkit.ir.tensor import Array
 from quantkit.quantization.fallback import Loss
 from quantkit.quantization.ranges import UNKNOWN
@@ -45,6 +46,7 @@ class FloatReference:
         rows: samples per run.
         is_classifier: True if a card or labels state that the outputs are class scores.
         task: metric of the user's task; None to infer it from the outputs.
+        whole_outputs: names of the outputs whose first dimension does not count samples: see `find_whole_outputs`.
     """
 
     source: str = ""
@@ -58,10 +60,17 @@ class FloatReference:
     rows: int = 1
     is_classifier: bool = False
     task: TaskMetric | None = None
+    whole_outputs: frozenset[str] = frozenset()
 
     def record(self, samples: LabeledFeeds, feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
-        """Cache the last run if it fits; return whether it does."""
-        rows = rows_of(outputs, samples.batch, len(samples.classes))
+        """Cache the last run if it fits; return whether it does.
+
+        Raises:
+            UsageError: the task has no metric for such outputs.
+        """
+        rows = rows_of(outputs, samples.batch, len(samples.classes), self.whole_outputs)
+        if self.task is not None and self.task in TASKS.values() and not self.outputs:
+            self.task.compute(rows, rows, rows_of(feeds, samples.batch, len(samples.classes)))
         cached = [feeds] if are_vectors(rows) else [feeds, rows]
         size = sum(array.nbytes for arrays in cached for array in arrays.values())
         if self.num_bytes + size > CACHE_BYTES:
@@ -82,7 +91,7 @@ class FloatReference:
         position = 0
         for feeds in samples:
             outputs = session.run(feeds)
-            rows = rows_of(outputs, samples.batch, len(samples.classes))
+            rows = rows_of(outputs, samples.batch, len(samples.classes), self.whole_outputs)
             if self.uncached is None and not self.record(samples, feeds, outputs):
                 if not are_vectors(rows):
                     return
@@ -111,6 +120,8 @@ class FloatReference:
         A card, labels or the values themselves show it. To be read after the last run.
         """
         if self.task is not None or not self.outputs or not are_vectors(self.outputs[0]):
+            return False
+        if len({array.shape[1:] for outputs in self.outputs for array in outputs.values()}) > 1:
             return False
         scores = np.concatenate([_flatten(outputs) for outputs in self.outputs])
         if scores.dtype.kind != "f":
@@ -179,7 +190,7 @@ class FloatReference:
             # Outputs have the same order, and usually the same names.
             renamed = {name: outputs.get(name, array) for name, array in zip(expected, outputs.values(), strict=True)}
             loop.add(expected, renamed)
-            rows = rows_of(renamed, self.rows, len(classes))
+            rows = rows_of(renamed, self.rows, len(classes), self.whole_outputs)
             if self.has_class_scores:
                 counter.add(_flatten(rows), classes, _flatten(expected))
             else:

@@ -54,6 +54,7 @@ from quantkit.quantization.workflow.options import (
     check_options,
 )
 from quantkit.quantization.workflow.planning import choose_scheme, save_plan
+from quantkit.quantization.workflow.preparation import load_float_model
 from quantkit.quantization.workflow.result import QuantizationResult
 from quantkit.quantization.workflow.trained_model import TrainedModel, convert_trained_model
 from quantkit.quantization.workflow.trials import Trials
@@ -239,13 +240,14 @@ def _path(value: PathLike | None) -> Path | None:
 def _run(source: Any, options: Options) -> QuantizationResult:
     if isinstance(source, TrainedModel):
         model, conversion = convert_trained_model(source, options)
-        data, held_out = find_datasets(options)
+        data, held_out = find_datasets(model, options)
         trials = Trials(FloatReference(), options)
     else:
         scheme = choose_scheme(options)
         check_options(source, options, scheme)
-        data, held_out = find_datasets(options)
-        model, conversion, trials = calibrate_model(source, scheme, data, held_out, options)
+        model = load_float_model(source, options)
+        data, held_out = find_datasets(model, options)
+        model, conversion, trials = calibrate_model(model, scheme, data, held_out, options)
     graph, reference = conversion.graph, trials.reference
     if held_out is not None:
         float_graph = graph if conversion.float_graph is None else conversion.float_graph
