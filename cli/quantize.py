@@ -7,7 +7,13 @@ from quantkit.evaluation.tasks import TASKS
 from quantkit.quantization.targets import targets
 from quantkit.quantization.targets.base import FLOAT
 from quantkit.quantization.workflow import quantize
-from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, FALLBACK_PRECISIONS, TIME_BUDGET
+from quantkit.quantization.workflow.options import (
+    CALIBRATION_LIMIT,
+    FALLBACK_PRECISIONS,
+    FLOAT_PARTS,
+    ORIGINAL,
+    TIME_BUDGET,
+)
 
 from ._arguments import (
     add_input_shape,
@@ -142,6 +148,12 @@ def _add_search(parser: ArgumentParser) -> None:
         default=FLOAT,
         help="precision of the layers that --max-drop keeps; bfloat16 requires --target tensorflow and a processor "
         "with bfloat16 arithmetic (default: float)",
+    )
+    parser.add_argument(
+        "--float-parts",
+        choices=FLOAT_PARTS,
+        default=ORIGINAL,
+        help="type of the ops of float16 models that stay float (default: original)",
     )
     parser.add_argument(
         "--time-budget",

@@ -1,6 +1,6 @@
 """Values of an ONNX model: their names, element types and shapes, and the header of a new model."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -127,6 +127,19 @@ def _name_dimensions(info: Any, source: Any) -> None:
     for dim, other in zip(dims, others, strict=False) if len(dims) == len(others) else ():
         if not dim.HasField("dim_value") and not dim.dim_param and other.dim_param:
             dim.dim_param = other.dim_param
+
+
+def retyped_infos(extra: bytes, names: Collection[str], dtype: DType) -> bytes:
+    """Return `Graph.extra` with another element type of some inner values.
+
+    Raises:
+        InputError: ``extra`` is broken.
+    """
+    model = parse_message("ModelProto", extra)
+    for info in model.graph.value_info:
+        if info.name in names:
+            info.type.tensor_type.elem_type = NUMBERS[dtype]
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def value_name(node: Node, port: int) -> str:

@@ -39,7 +39,7 @@ _INT64 = frozenset({"ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "Shape",
 # Ops whose first output has the element type of a later input.
 _TYPE_INPUT = {"CastLike": 1, "DequantizeLinear": 1, "OneHot": 2, "QLinearConv": 7, "QLinearMatMul": 7, "Where": 1}
 # Ops with an attribute that gives the element type as a number, and the type if the attribute is absent.
-_TYPE_ATTRS = {
+TYPE_ATTRS = {
     "Bernoulli": ("dtype", None),
     "BitCast": ("to", None),
     "BlackmanWindow": ("output_datatype", DType.FLOAT),
@@ -117,8 +117,8 @@ def _first_type(node: Node, inputs: Sequence[DType | None]) -> DType | None:
         return zero_point or DTYPES.get(attrs.get("output_dtype", 0)) or DType.UINT8
     slot = _TYPE_INPUT.get(node.op, 0)
     same = inputs[slot] if slot < len(inputs) else None
-    if node.op in _TYPE_ATTRS:
-        name, default = _TYPE_ATTRS[node.op]
+    if node.op in TYPE_ATTRS:
+        name, default = TYPE_ATTRS[node.op]
         number = attrs.get(name)
         return DTYPES.get(number) if isinstance(number, int) else default or same
     return same

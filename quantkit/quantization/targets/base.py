@@ -51,6 +51,7 @@ class Target(ABC):
         has_host_check: True if `check` compares the kernels of this host with float.
         fallback_precisions: precisions that float fallbacks can be stored in.
         runs_bfloat16: True if a runtime computes float ops in bfloat16 where the processor can.
+        runs_float16: True if all runtimes compute float ops of float16 graphs.
         thread_advice: thread settings to use; ``{cores}`` stands for the number of cores,
             ``{runtimes}`` for the titles of `runtimes`.
         weights_only_arithmetic: arithmetic of a model whose weights alone are quantized.
@@ -78,6 +79,7 @@ class Target(ABC):
     has_host_check: bool = False
     fallback_precisions: tuple[str, ...] = (FLOAT,)
     runs_bfloat16: bool = False
+    runs_float16: bool = False
     thread_advice: str = "keep the default thread settings of {runtimes}"
     weights_only_arithmetic: str = "all arithmetic is in float"
     bias_spec: Spec | None = None

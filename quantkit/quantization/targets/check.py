@@ -51,6 +51,7 @@ def check_definition(target: Target) -> None:
                 lambda value: is_texts(value, _PRECISIONS) and value[:1] == (FLOAT,),
             ),
             "runs_bfloat16": boolean,
+            "runs_float16": boolean,
             "thread_advice": ("a text with no fields but {cores} and {runtimes}", _is_thread_advice),
             "weights_only_arithmetic": text,
             "slow_reason": text,

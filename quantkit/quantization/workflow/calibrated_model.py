@@ -19,7 +19,7 @@ from quantkit.quantization.workflow.lossy_layers import (
 from quantkit.quantization.workflow.observer_choice import choose_bias_correction, choose_observer, choose_scales
 from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
-from quantkit.quantization.workflow.preparation import prepare_float_graph
+from quantkit.quantization.workflow.preparation import keeps_float16, prepare_float_graph
 from quantkit.quantization.workflow.trials import Trials
 
 # Alternatives that are measured on calibration samples, in this order.
@@ -68,7 +68,8 @@ def calibrate_model(
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options, trained)
     trials = Trials(reference, options, tries_layers=onnx.DIALECT in (dialect, graph.dialect))
-    conversion = Conversion(graph, plan, ranges, options.fallback, source=source_graph)
+    has_float16 = keeps_float16(model, options, scheme)
+    conversion = Conversion(graph, plan, ranges, options.fallback, source=source_graph, keeps_float16=has_float16)
     if trials.is_possible and not trained:
         for choose in CHOICES:
             conversion = choose(conversion, trials, options)

@@ -18,7 +18,7 @@ from quantkit.quantization.targets import Target, find_target
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
-from quantkit.transforms.precision.convert_precision import convert_precision
+from quantkit.transforms.precision.convert_precision import convert_precision, restore_half
 
 FALLBACK_REASON = "quantizing this layer exceeds --max-drop"
 
@@ -35,6 +35,7 @@ class Conversion:
         fallback_layers: layers that the accuracy search excludes from quantization.
         source: graph of the float model, whose inputs and outputs may have names of dimensions; None without names.
         float_graph: float graph before a fine-tuning, with the constants of layers that stay float; None without one.
+        keeps_float16: True if float16 ops of ``source`` that are not quantized stay float16.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class Conversion:
     fallback_layers: frozenset[str] = frozenset()
     source: Graph | None = None
     float_graph: Graph | None = None
+    keeps_float16: bool = False
 
     @property
     def target(self) -> Target:
@@ -108,6 +110,9 @@ class Conversion:
         quantized = convert(self.graph, self.plan, self.ranges)
         if self.source is not None and quantized.dialect == onnx.DIALECT:
             quantized = onnx.with_dimension_names(quantized, self.source)
+        if self.source is not None and self.keeps_float16:
+            int8_nodes = {*self.plan.pattern_of, *self.plan.pass_through}
+            quantized = restore_half(quantized, self.source, quantized.nodes.keys() - int8_nodes)
         if self.fallback_precision == FLOAT or not self.fallback_layers:
             return quantized
         # A plan has no fused patterns of its fallbacks: the plan of all layers contains their nodes.

@@ -98,9 +98,11 @@ class Commands:
         """Return the compare command for the float and the quantized model."""
         return _command("compare", self.model, str(self.output), "--data", self.data, *self.preprocessing)
 
-    def evaluate_further(self) -> str:
-        """Return the evaluate command for the quantized model on other samples."""
-        return _command("evaluate", str(self.output), "--reference", self.model, "--data", "DATA", *self.preprocessing)
+    def check_further(self, *, has_class_scores: bool) -> str:
+        """Return the command that compares the quantized model with the float model on other samples."""
+        models = (str(self.output), "--reference", self.model) if has_class_scores else (self.model, str(self.output))
+        verb = "evaluate" if has_class_scores else "compare"
+        return _command(verb, *models, "--data", "DATA", *self.preprocessing)
 
     def evaluate_float(self) -> str:
         """Return the evaluate command for the float model."""
@@ -150,7 +152,8 @@ def recommend_check(report: QuantizationReport, commands: Commands) -> NextStep:
         return NextStep(
             "a page with the latency of both models", _command("benchmark", *pair, "--html", "latency.html")
         )
-    return NextStep("the accuracy on other samples than the calibration samples", commands.evaluate_further())
+    command = commands.check_further(has_class_scores=report.accuracy.quality is not None)
+    return NextStep("the accuracy on other samples than the calibration samples", command)
 
 
 def recommend_for_doubts(report: QuantizationReport, commands: Commands) -> NextStep:

@@ -30,6 +30,7 @@ DEFAULT_TARGET = "onnx"
 CALIBRATION_LIMIT = 100
 TIME_BUDGET = 600.0
 FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)
+FLOAT_PARTS = (ORIGINAL, FLOAT32) = ("original", "float32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class Options:
     max_drop: float | None = None
     task: TaskMetric | None = None
     fallback: str = FLOAT
+    float_parts: str = ORIGINAL
     time_budget: float = TIME_BUDGET
     offline: bool = False
     output: Path | None = None
@@ -94,6 +96,10 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
         find_runtime(options.runtime)
     _check_data(options, scheme)
     check_fallback(options, target)
+    if options.float_parts not in FLOAT_PARTS:
+        raise UsageError(
+            f"{options.float_parts!r} is not a type of float parts", hint=f"use {' or '.join(FLOAT_PARTS)}"
+        )
     if options.finetune is not None:
         _check_finetuning(options, scheme)
 

@@ -26,7 +26,7 @@ from quantkit.quantization import Plan, Scheme, annotate, prepare
 from quantkit.quantization.calibration.trained_ranges import extract_ranges
 from quantkit.quantization.ranges import Range, graph_digest
 from quantkit.quantization.targets import find_target
-from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.options import ORIGINAL, Options
 from quantkit.quantization.workflow.planning import load_plan
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
@@ -34,6 +34,7 @@ from quantkit.recipes.named import find_recipe
 from quantkit.runtimes import AUTO, find_runtime, runtimes
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
+from quantkit.transforms.precision.convert_precision import OTHER_FLOATS, convert_precision, find_types
 from quantkit.transforms.registry import REGISTRY, names_for
 from quantkit.zoo.cards import list_cards
 
@@ -85,13 +86,17 @@ def prepare_float_graph(
     Raises:
         UsageError, RecipeError: the options do not fit the model.
     """
+    # Before constants are folded, the weights of mixed precision are float32.
+    source = convert_precision(model.graph, to="float32")
+    if source is not model.graph:
+        _report_types(model, options, scheme)
     if _is_quantized_natively(model, options, scheme):
-        model = _find_card(model, model.graph)
-        graph, _ = run_recipe(_choose_native_recipe(options), model.graph)
+        model = _find_card(model, source)
+        graph, _ = run_recipe(_choose_native_recipe(options), source)
         return model, _prepare_natively(graph, options, scheme), {}
     # An ONNX graph gets its sizes first: which branch of an If computes can depend on them.
-    sized = _fix_sizes(model, model.graph, options, data)
-    model, graph = _recognize(model, as_tensorflow(sized), options)
+    sized = _fix_sizes(model, source, options, data)
+    model, graph = _recognize(model, convert_precision(as_tensorflow(sized), to="float32"), options)
     graph = _fix_sizes(model, graph, options, data)
     graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
     graph, trained = extract_ranges(graph)
@@ -102,6 +107,30 @@ def prepare_float_graph(
         graph = _fold_preprocessing(model, graph, options)
     graph = prepare(graph, scheme)
     return model, graph if trained else _choose_dialect(graph, options, scheme), trained
+
+
+def keeps_float16(model: Model, options: Options, scheme: Scheme) -> bool:
+    """Return True if float16 ops that are not quantized stay float16."""
+    target = find_target(scheme.target)
+    return options.float_parts == ORIGINAL and target.runs_float16 and target.dialect == model.graph.dialect
+
+
+def _report_types(model: Model, options: Options, scheme: Scheme) -> None:
+    """Report the float types of a model that is quantized from its float32 values.
+
+    Raises:
+        UnavailableError: an input or output is bfloat16.
+    """
+    types = find_types(model.graph)
+    for edge in (*model.graph.inputs, *model.graph.outputs):
+        if types.get(edge) is DType.BFLOAT16:
+            raise UnavailableError(
+                f"{str(edge)!r} is bfloat16, which runtimes do not exchange as NumPy arrays",
+                hint="export the model with float32 inputs and outputs; its bfloat16 ops then become float32",
+            )
+    names = [dtype.numpy.name for dtype in OTHER_FLOATS if dtype in types.values()]
+    rest = "float16 (--float-parts)" if "float16" in names and keeps_float16(model, options, scheme) else "float32"
+    options.on_message(f"quantized from the float32 values of {' and '.join(names)} ops; the float parts are {rest}")
 
 
 def _choose_dialect(graph: Graph, options: Options, scheme: Scheme) -> Graph:

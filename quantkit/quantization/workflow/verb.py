@@ -48,6 +48,7 @@ from quantkit.quantization.workflow.latency import measure_latency
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import (
     CALIBRATION_LIMIT,
+    ORIGINAL,
     TIME_BUDGET,
     Options,
     PathLike,
@@ -97,6 +98,7 @@ def quantize(
     max_drop: float | None = None,
     task: str | Score | None = None,
     fallback: str = FLOAT,
+    float_parts: str = ORIGINAL,
     time_budget: float | str = TIME_BUDGET,
     offline: bool = False,
     output: PathLike | None = None,
@@ -145,6 +147,9 @@ def quantize(
             ``embedding``, ``text``, ``language``, or a function of the float model's outputs and the int8 model's,
             (n, ...) by name, that returns 1 for equal outputs (default: agreement for class scores, else SQNR).
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
+        float_parts: type of the ops of float16 models that stay float: ``original``, or ``float32``, which is faster on
+            most CPUs. It is float32 in any case in LiteRT files, in files of another format than the model, and for
+            models in double or bfloat16. Inputs and outputs keep their types.
         time_budget: seconds for the search of these layers, or a text such as ``2m``.
         output: write the quantized model to this file or SavedModel folder as soon as it is checked. The state of
             an interrupted calibration or search is saved next to it, and the same call resumes.
@@ -178,7 +183,10 @@ def quantize(
         offline=offline,
     )
     require_text(
-        runtime=runtime, fallback=fallback, **without_none(target=target, observer=observer, signature=signature)
+        runtime=runtime,
+        fallback=fallback,
+        float_parts=float_parts,
+        **without_none(target=target, observer=observer, signature=signature),
     )
     require_names(**without_none(inputs=inputs, outputs=outputs, tags=tags))
     require_path(
@@ -221,6 +229,7 @@ def quantize(
         max_drop=max_drop,
         task=find_task(task),
         fallback=fallback,
+        float_parts=float_parts,
         time_budget=parse_duration(time_budget, "time_budget"),
         offline=offline,
         output=_path(output),

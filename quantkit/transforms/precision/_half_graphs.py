@@ -6,13 +6,12 @@ inputs. Ops that accumulate many values stay float32: small summands would be lo
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.tensorflow.signatures import input_dtypes, num_outputs
-from quantkit.transforms._names import FreeNames
+from quantkit.transforms.precision._retyping import TypeChange, retype
 
 
 def _ops(names: str) -> frozenset[str]:
@@ -39,7 +38,6 @@ def convert_to_half(
     graph: Graph,
     dtype: DType,
     keep: frozenset[str],
-    narrow: Callable[[Tensor], Tensor],
     reason_against: Callable[[Tensor], str],
 ) -> Outcome:
     """Return the graph with all suitable nodes in 16 bits.
@@ -48,11 +46,10 @@ def convert_to_half(
         graph: TensorFlow graph.
         dtype: 16-bit type.
         keep: names and op types of nodes that stay float32.
-        narrow: function that converts a constant to 16 bits.
         reason_against: function that returns the reason why a constant cannot be 16 bits; empty if
             it can.
     """
-    conversion = _HalfConversion(graph, dtype, keep, narrow, reason_against)
+    conversion = _HalfConversion(graph, dtype, keep, reason_against)
     conversion.select_nodes()
     return conversion.outcome()
 
@@ -66,20 +63,15 @@ class _HalfConversion:
         reasons: reasons why other nodes stay float32.
         constants: names of constants and of nodes computed from constants, with the reason why they
             cannot be 16 bits (empty if they can).
-        casts: edge of the tensor in the other type, by edge.
-        following: new nodes after each old node.
     """
 
     graph: Graph
     dtype: DType
     keep: frozenset[str]
-    narrow: Callable[[Tensor], Tensor]
     reason_against: Callable[[Tensor], str]
     half: set[str] = field(default_factory=set)
     reasons: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
-    casts: dict[Edge, Edge] = field(default_factory=dict)
-    following: dict[str, list[Node]] = field(default_factory=dict)
 
     # Selection of the nodes
 
@@ -151,69 +143,11 @@ class _HalfConversion:
     # New graph
 
     def outcome(self) -> Outcome:
-        """Return the graph with casts between 16 bits and float32, at most one per edge."""
-        new_nodes = {node.name: self._convert(node) for node in self.graph.nodes.values()}
-        ordered = [node for name, nodes in new_nodes.items() for node in (*nodes, *self.following.get(name, ()))]
-        changes = [f"{name} ({self.graph[name].op})" for name in new_nodes if name in self.half]
-        skips = [Skip(reason, name) for name in new_nodes if (reason := self._skip_reason(name))]
-        return Outcome(self.graph.with_nodes(ordered), tuple(changes), tuple(skips))
+        """Return the graph with casts between 16 bits and float32."""
+        nodes = {name: TypeChange(self.slots(self.graph[name]), {"T": self.dtype}) for name in self.half}
+        changes = [f"{name} ({self.graph[name].op})" for name in self.graph.nodes if name in self.half]
+        skips = [Skip(reason, name) for name in self.graph.nodes if (reason := self._skip_reason(name))]
+        return Outcome(retype(self.graph, nodes, DType.FLOAT, self.dtype), tuple(changes), tuple(skips))
 
     def _skip_reason(self, name: str) -> str:
         return self.reasons.get(name) or (self.constants.get(name, "") if self.graph[name].op == "Const" else "")
-
-    def _convert(self, node: Node) -> list[Node]:
-        """Return the replacement of a node; its last node has the old name."""
-        if node.name not in self.half:
-            inputs = tuple(map(self._in_float, node.inputs))
-            return [node if inputs == node.inputs else node.with_(inputs=inputs)]
-        if node.is_constant:
-            return [node.with_attrs(dtype=self.dtype, value=self.narrow(node.value))]
-        slots = self.slots(node)
-        inputs = tuple(self._in_half(edge) if slot in slots else edge for slot, edge in enumerate(node.inputs))
-        new = node.with_(inputs=inputs).with_attrs(T=self.dtype)
-        if node.name not in self.inner_names:
-            return [new]
-        edge = Edge(self.inner_names[node.name])
-        return [new.with_(name=edge.node), self._cast(node, node.name, edge, DType.FLOAT)]
-
-    @cached_property
-    def inner_names(self) -> dict[str, str]:
-        """New names of graph outputs; the Cast after such a node takes the old name."""
-        names = [name for name in self.graph.nodes if name in self.half and name in self.graph.output_names]
-        return {name: self.names.free(f"{name}/{self.dtype.numpy.name}") for name in names}
-
-    @cached_property
-    def names(self) -> FreeNames:
-        return FreeNames(self.graph)
-
-    def _in_half(self, edge: Edge) -> Edge:
-        """Return the 16-bit form of an edge."""
-        node = self.graph[edge.node]
-        if node.name in self.half:
-            return Edge(self.inner_names[node.name]) if node.name in self.inner_names else edge
-        if node.op == "Cast" and node.attrs.get("SrcT") is self.dtype and node.name not in self.graph.input_names:
-            return node.inputs[0]
-        return self._cast_edge(edge, self.dtype)
-
-    def _in_float(self, edge: Edge) -> Edge:
-        """Return the float32 form of an edge, which may be 16 bits."""
-        if edge.node not in self.half or edge.node in self.inner_names:
-            return edge
-        return self._cast_edge(edge, DType.FLOAT)
-
-    def _cast_edge(self, edge: Edge, to: DType) -> Edge:
-        """Return an edge in another type; consumers share the Cast, or the converted constant."""
-        if edge not in self.casts:
-            node = self.graph[edge.node]
-            name = self.names.free("/".join([node.name, *([str(edge.port)] if edge.port else []), to.numpy.name]))
-            self.casts[edge] = Edge(name)
-            value = None if node.name in self.graph.input_names else self.graph.constant_of(edge)
-            new = self._cast(node, name, edge, to)
-            if value is not None:
-                new = node.with_(name=name).with_attrs(dtype=to, value=self.narrow(value))
-            self.following.setdefault(node.name, []).append(new)
-        return self.casts[edge]
-
-    def _cast(self, like: Node, name: str, edge: Edge, to: DType) -> Node:
-        source = self.dtype if to is DType.FLOAT else DType.FLOAT
-        return Node(name, "Cast", (edge,), attrs={"SrcT": source, "DstT": to}, device=like.device)

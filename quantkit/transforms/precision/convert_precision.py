@@ -1,4 +1,4 @@
-"""Convert float32 to 16-bit types: the stored weights only, or the whole computation.
+"""Convert float32 to 16-bit types: the stored weights only, or the whole computation. Convert other types to float32.
 
 float16:   11-bit significand, up to 65504       relative rounding error <= 2^-11
 bfloat16:   8-bit significand, up to 3.4e38      relative rounding error <= 2^-9
@@ -13,11 +13,14 @@ from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
-from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.onnx.types import NUMBERS
 from quantkit.ops.tensorflow.signatures import op_names
 from quantkit.transforms.precision._half_graphs import convert_to_half
+from quantkit.transforms.precision._retyping import OTHER_FLOATS, convert_tensor, find_types, restore_half, widen
 from quantkit.transforms.registry import transform
+
+__all__ = ["OTHER_FLOATS", "convert_precision", "find_types", "restore_half"]
 
 TYPES = {"float16": DType.HALF, "bfloat16": DType.BFLOAT16}
 # Maximum error of a tensor relative to its norm. Rounding alone causes at most half of it;
@@ -29,12 +32,12 @@ MAX_RELATIVE_ERROR = 2.0**-8
 def convert_precision(
     graph: Graph,
     *,
-    to: Literal["float16", "bfloat16"] = "float16",
+    to: Literal["float16", "bfloat16", "float32"] = "float16",
     weights_only: bool = True,
     keep: tuple[str, ...] = (),
     minimum_size: int = 1024,
 ) -> Outcome:
-    """Store weights in 16 bits, half the size, or compute in 16 bits.
+    """Store weights in 16 bits, half the size, or compute in 16 bits, or compute 16-bit and double graphs in float32.
 
     With weights_only, weights are rounded once and cast back to float32 when a runtime loads the
     graph: the latency stays the same, and the outputs are those of the rounded weights. The whole
@@ -44,12 +47,15 @@ def convert_precision(
     (float16) or 0.02 (bfloat16) of the largest logit. Activations above 65504 overflow in float16,
     but not in bfloat16.
 
+    float32 takes the place of float16, bfloat16 and double in the whole graph, weights included. The inputs and outputs
+    keep their types, and so do computations of integers, loops, and ops of other domains.
+
     Before:  conv(x, Const[float]) -> Softmax
     After:   conv(x, Cast(Const[half])) -> Softmax                               weights_only
              conv[half](Cast(x), Const[half]) -> Cast -> Softmax                 weights_only=false
 
     Options:
-        to: float16 or bfloat16.
+        to: float16, bfloat16 or float32.
         weights_only: convert only stored constants, and compute in float32.
         keep: nodes or op types that stay float32, with their constants.
         minimum_size: with weights_only, constants with fewer elements stay float32.
@@ -71,6 +77,10 @@ def convert_precision(
         conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
         y = Softmax(conv)
     """
+    if to == "float32":
+        widened = widen(graph)
+        changed = [node for name, node in widened.nodes.items() if graph.nodes.get(name) is not node]
+        return Outcome(widened, tuple(f"{node.name} ({node.op})" for node in changed))
     dtype = TYPES[to]
     for name in keep:
         if name not in graph and name not in graph.op_counts and name not in op_names():
@@ -85,19 +95,7 @@ def convert_precision(
             f"cannot compute a graph of {graph.dialect} ops in {to}: only TensorFlow graphs are supported",
             hint="convert the graph from which the file was exported, or use weights_only=true",
         )
-    return convert_to_half(
-        graph, dtype, frozenset(keep), partial(narrow, dtype=dtype), partial(reason_against, dtype=dtype)
-    )
-
-
-def narrow(tensor: Tensor, dtype: DType) -> Tensor:
-    """Return a float32 tensor in 16 bits, rounded to nearest on access."""
-    return Tensor(dtype, tensor.shape, partial(_round, tensor, dtype))
-
-
-def _round(tensor: Tensor, dtype: DType) -> Array:
-    with np.errstate(over="ignore", under="ignore"):
-        return tensor.array.astype(dtype.numpy)
+    return convert_to_half(graph, dtype, frozenset(keep), partial(reason_against, dtype=dtype))
 
 
 def reason_against(tensor: Tensor, dtype: DType) -> str:
@@ -110,7 +108,7 @@ def reason_against(tensor: Tensor, dtype: DType) -> str:
     """
     values = tensor.array.reshape(-1)
     values = values[np.isfinite(values)]
-    rounded = _round(Tensor.of(values), dtype).astype(np.float32)
+    rounded = convert_tensor(Tensor.of(values), dtype).array.astype(np.float32)
     is_overflow = ~np.isfinite(rounded)
     if is_overflow.any():
         largest = np.ldexp(2.0 - 2.0**-10, 15) if dtype is DType.HALF else np.ldexp(2.0 - 2.0**-7, 127)
@@ -150,7 +148,7 @@ def _keep_reason(graph: Graph, node: Node, keep: frozenset[str]) -> str:
 
 def _constant_and_cast(graph: Graph, node: Node, dtype: DType) -> tuple[Node, Node]:
     name = free_name(graph, f"{node.name}/{dtype.numpy.name}")
-    attrs: dict[str, Attr] = {**node.attrs, "value": narrow(node.value, dtype)}
+    attrs: dict[str, Attr] = {**node.attrs, "value": convert_tensor(node.value, dtype)}
     cast: dict[str, Attr] = {"to": NUMBERS[DType.FLOAT]}
     if graph.dialect == "tensorflow":
         attrs["dtype"] = dtype

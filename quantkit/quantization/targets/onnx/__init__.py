@@ -40,6 +40,7 @@ class OnnxTarget(Target):
     keeps_endpoints = True
     multiplies_u8_by_s8 = True
     runs_bfloat16 = True
+    runs_float16 = True
 
     def prepare(self, graph: Graph, runtime: str) -> Graph:
         if graph.dialect != self.dialect:

@@ -103,6 +103,7 @@ class TensorFlowTarget(Target):
     has_host_check = True
     fallback_precisions = (FLOAT, BFLOAT16)
     runs_bfloat16 = True
+    runs_float16 = True
     thread_advice = "intra-op 1 and inter-op as many as cores: --intra-op 1 --inter-op {cores}"
 
     def first_layers(self, graph: Graph) -> tuple[str, ...]:
