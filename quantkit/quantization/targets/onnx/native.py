@@ -117,6 +117,7 @@ class _NativeQuantization:
         for pattern in self.plan.patterns:
             if pattern.weights:
                 self._quantize_layer(pattern)
+        self._share_tables()
         int8_nodes, int8_consumers = self._int8_nodes()
         outputs = [edge for edge in self.parameters if edge.node in int8_nodes and edge in self.source.outputs]
         for edge in [edge for edge in self.parameters if edge not in outputs]:
@@ -186,6 +187,48 @@ class _NativeQuantization:
             edge = self._dequantize(f"{layer.name}/bias", values, scales, 0 if scales.shape else None)
             self.constants.add(node.inputs[slot].node)
             self.nodes[bias_name] = node.with_input(slot, edge)
+
+    def _share_tables(self) -> None:
+        """Store a table once that is also the weights of a layer, or their transpose.
+
+            before    Gather(table, ids)
+            after     Cast(Gather(quantized, ids)) * Gather(scales, ids)
+
+        A DequantizeLinear before the Gather would compute all rows in each run.
+        """
+        for node in self.source.nodes.values():
+            table = self.source.constant_of(node.inputs[0]) if node.op == "Gather" and len(node.inputs) == 2 else None
+            if table is None or node.attrs.get("axis") or node.name in self.plan.pass_through:
+                continue
+            for name, _ in self.weights:
+                weights = self.source[name].value
+                if len(table.shape) == 2 and sorted(table.shape) == sorted(weights.shape):
+                    is_equal = np.array_equal(table.array, weights.array)
+                    if is_equal or np.array_equal(table.array, weights.array.T):
+                        self._gather_quantized(node, name, table, is_transposed=not is_equal)
+                        break
+
+    def _gather_quantized(self, gather: Node, name: str, table: Tensor, *, is_transposed: bool) -> None:
+        added = {node.name: number for number, node in enumerate(self.new_nodes)}
+        edge = next(edge for (weights, _), edge in self.weights.items() if weights == name)
+        dequantize = self.new_nodes[added[edge.node]]
+        quantized, scale, _ = dequantize.inputs
+        stored = self.new_nodes[added[quantized.node]]
+        if stored.op == "Transpose":
+            quantized = stored.inputs[0]
+        elif is_transposed:
+            values = Tensor(stored.value.dtype, table.shape, partial(_transpose, stored.value))
+            quantized = self._add_constant(f"{gather.inputs[0].node}/codes", values)
+            self.new_nodes[added[stored.name]] = Node(stored.name, "Transpose", (quantized,), attrs={"perm": (1, 0)})
+        ids = gather.inputs[1]
+        rows = self._add(Node(f"{gather.name}/codes", "Gather", (quantized, ids), attrs=dict(gather.attrs)))
+        wide = self._add(Node(f"{gather.name}/wide", "Cast", (rows,), attrs={"to": 1}))
+        if dequantize.attrs.get("axis") == int(is_transposed):
+            scales = self._add(Node(f"{gather.name}/scales", "Gather", (scale, ids)))
+            last = self._add_constant(f"{gather.name}/last", np.array([-1], np.int64))
+            scale = self._add(Node(f"{gather.name}/steps", "Unsqueeze", (scales, last)))
+        self.nodes[gather.name] = Node(gather.name, "Mul", (wide, scale))
+        self.constants.add(gather.inputs[0].node)
 
     def _bias_input(self, pattern: FusedPattern) -> tuple[str, int]:
         """Return the node and the input index of the bias that a kernel adds; an empty name without such a bias."""
@@ -340,6 +383,10 @@ def _later_outputs(graph: Graph) -> Iterator[str]:
 def _clamp(limits: Range, least: float) -> Range:
     """Return the range without values below a limit."""
     return Range(max(limits.low, least), max(limits.high, least))
+
+
+def _transpose(values: Tensor) -> Array:
+    return np.ascontiguousarray(values.array.T)
 
 
 def _quantize(weights: Tensor, parameters: QuantizationParameters) -> Array:
