@@ -31,6 +31,7 @@ from ._render import emit, log, show_progress
 EXAMPLES = (
     "quantkit benchmark digits",
     "quantkit benchmark digits@tensorflow digits@reference --save digits.json",
+    "quantkit benchmark digits.json --html digits.svg",
     "quantkit benchmark digits@tensorflow --baseline digits.json --fail-below 0.97",
     "quantkit benchmark digits@openvino --precision float32,bfloat16",
     "quantkit benchmark digits@onnxruntime --sweep --time-budget 60s",
@@ -46,7 +47,10 @@ OPENMP_FLAGS = ("kmp_affinity", "kmp_blocktime", "kmp_settings", "omp_num_thread
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument(
-        "models", nargs="+", metavar="MODEL", help="model file or model card; FILE@RUNTIME selects its runtime"
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="model file or model card; FILE@RUNTIME selects its runtime; a file of --save is shown again",
     )
     parser.add_argument(
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"

@@ -37,16 +37,11 @@ def workload_candidate(folder: Path, cpus: tuple[int, ...]) -> Candidate:
     return Candidate("matrix product", path, Settings(runtime="reference", cpus=cpus))
 
 
-def read_baseline(path: str | os.PathLike[str], machine: Machine) -> Benchmark:
-    """Return the saved benchmark.
-
-    Args:
-        path: file that `Benchmark.save` wrote.
-        machine: this host.
+def read_saved(path: str | os.PathLike[str]) -> Benchmark:
+    """Return the benchmark that `Benchmark.save` wrote to a file.
 
     Raises:
         InputError: the file is missing or broken, or has no measurement.
-        UsageError: the file is from another machine.
     """
     file = Path(path).expanduser()
     hint = "write it with quantkit benchmark MODEL --save FILE.json"
@@ -59,6 +54,21 @@ def read_baseline(path: str | os.PathLike[str], machine: Machine) -> Benchmark:
         raise InputError(f"{file} is not a saved benchmark: {error}", hint) from None
     if not saved.measurements:
         raise InputError(f"{file} has no measurement", hint)
+    return saved
+
+
+def read_baseline(path: str | os.PathLike[str], machine: Machine) -> Benchmark:
+    """Return the saved benchmark of a machine.
+
+    Args:
+        path: file that `Benchmark.save` wrote.
+        machine: host of the present benchmark.
+
+    Raises:
+        InputError: see `read_saved`.
+        UsageError: the file is from another machine.
+    """
+    saved, file = read_saved(path), Path(path)
     _check_equal(file, dict(saved.measurements[0].context.machine.identity), dict(machine.identity))
     return saved
 

@@ -4,25 +4,30 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from html import escape
 from pathlib import Path
 from typing import Any, Unpack
 
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.profiling.layer_work import Peaks
-from quantkit.benchmark.profiling.profile_text import LIST_LENGTH, OTHER_OPS
+from quantkit.benchmark.profiling.profile_text import OTHER_OPS
 from quantkit.benchmark.profiling.verb import profile_layers
 from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.results.reason import Reason
-from quantkit.benchmark.results.report import Benchmark, fastest_line
-from quantkit.benchmark.sampling.selection import CandidateOptions
-from quantkit.drawing import html_page
+from quantkit.benchmark.results.report import Benchmark, format_latency, runtime_text, threads_text
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.selection import CandidateOptions, find_saved
+from quantkit.drawing import escape_text, html_list, html_page, html_section, html_table
 from quantkit.drawing import report_charts as charts
+from quantkit.drawing.html_page import NUM_SERIES
 from quantkit.errors import UnavailableError
 from quantkit.formats.files import write_whole
 from quantkit.progress import OnProgress, ignore_progress
+from quantkit.runtimes import REGISTRY
 
 TITLE = "quantkit benchmark"
+# Layers in the chart; the table below it has more.
+NUM_LAYERS = 12
+LATENCY_TITLE = "Latency of one call: median and 95 % interval"
 
 
 def save_page(path: str | os.PathLike[str], benchmark: Benchmark | None = None, profile: Profile | None = None) -> None:
@@ -46,7 +51,7 @@ def save_page_with_layers(
     on_progress: OnProgress = ignore_progress,
     **options: Unpack[CandidateOptions],
 ) -> None:
-    """Measure the time by layer, unless the file is a chart or no runtime measures ops, and write the page.
+    """Measure the time by layer, and write the page; a chart, and the page of a saved benchmark, have no layers.
 
     Args:
         path, benchmark: see `save_page`.
@@ -56,41 +61,60 @@ def save_page_with_layers(
         UsageError, InputError: see `profile_layers`.
     """
     profile = None
-    if Path(path).suffix != ".svg":
+    if Path(path).suffix != ".svg" and find_saved(models) is None:
         with suppress(UnavailableError):
             profile = profile_layers(models, on_progress=on_progress, **options)
     save_page(path, benchmark, profile)
 
 
 def median_chart(benchmark: Benchmark) -> str:
-    """Return the medians with their intervals as an SVG file."""
-    return charts.as_document(charts.draw_intervals(_interval_rows(benchmark), "ms"))
+    """Return the medians with their intervals, the fastest first, as an SVG file."""
+    machine = benchmark.measurements[0].context.machine.sentence if benchmark.measurements else ""
+    chart = charts.draw_intervals(_bars(benchmark))
+    return charts.svg_document(LATENCY_TITLE, machine, _runtime_key(benchmark), chart)
 
 
 def render_page(benchmark: Benchmark | None, profile: Profile | None) -> str:
     """Return the page as HTML."""
-    sections = [
-        f"<h1>{TITLE}</h1>",
-        *(_benchmark_sections(benchmark) if benchmark else ()),
-        *(_profile_sections(profile) if profile else ()),
-    ]
-    return html_page(TITLE, (f"<section>{section}</section>" for section in sections))
+    reasons = (benchmark.reasons if benchmark else ()) or (profile.reasons if profile else ())
+    layers = [*(_layer_sections(profile) if profile else ()), *([_reason_section(reasons)] if reasons else ())]
+    sections = _benchmark_sections(benchmark, layers) if benchmark else [f"<h1>{TITLE}</h1>", *layers]
+    comparison = benchmark and benchmark.baseline_comparison
+    shown = {f"  {reason}" for each in (benchmark, profile) if each for reason in each.reasons}
+    shown |= set(comparison.lines if comparison else ())
+    notes = [*(benchmark.messages if benchmark else ()), *(profile.lines if profile else ())]
+    notes = [line for line in dict.fromkeys(notes) if line not in shown]
+    return html_page(TITLE, [*sections, html_section("Notes", html_list(notes))])
 
 
-def _benchmark_sections(benchmark: Benchmark) -> Iterator[str]:
+def _benchmark_sections(benchmark: Benchmark, layers: Sequence[str]) -> Iterator[str]:
     contexts = [measurement.context for measurement in benchmark.measurements]
-    claim = "" if benchmark.fastest is None else fastest_line(benchmark.fastest, benchmark.rivals)
-    yield f'<p class="claim">{escape(claim)}</p>'
-    yield f'<h2>Latency</h2><div class="wide">{charts.draw_intervals(_interval_rows(benchmark), "ms")}</div>'
-    yield f'<div class="wide">{benchmark._repr_html_()}</div>'
-    samples = [(_name(each), [1e3 * seconds for seconds in each.seconds]) for each in benchmark.measurements]
-    yield f'<h2>Distributions</h2><div class="wide">{charts.draw_distributions(samples, "ms")}</div>'
-    yield from _reason_section(benchmark.reasons)
+    yield f"<h1>{escape_text(_claim(benchmark))}</h1>"
+    if benchmark.rivals:
+        names = ", ".join(_name(row.measurement) for row in benchmark.rivals if row.measurement)
+        yield f"<p>Not shown to be slower: {escape_text(names)}.</p>"
     if contexts:
-        machine = contexts[0].machine
-        yield f"<h2>Machine</h2><p>{escape(machine.sentence)}; {escape(machine.system)}, Python {machine.python}</p>"
+        yield f'<p class="small">{escape_text(contexts[0].machine.sentence)}; {contexts[0].started[:16]} UTC</p>'
+    marked = [index for index, row in enumerate(benchmark.ranked) if row is benchmark.fastest]
+    tables = [html_table(titles, rows, right, marked) for titles, rows, right in benchmark.tables(benchmark.ranked)]
+    chart = charts.draw_intervals(_bars(benchmark))
+    yield html_section(LATENCY_TITLE, charts.html_key(_runtime_key(benchmark)), chart, *tables[:-1])
+    if benchmark.baseline_comparison is not None:
+        heading, *lines = benchmark.baseline_comparison.lines
+        yield html_section("Change since the saved benchmark", f"<p>{escape_text(heading)}</p>", html_list(lines))
+    yield from layers
+    samples = [
+        (_name(each), _series(each.context.runtime), each.seconds)
+        for each in (row.measurement for row in benchmark.ranked)
+        if each is not None
+    ]
+    yield html_section("Latency relative to its median", charts.draw_distributions(samples))
+    if contexts:
+        yield html_section("Load time and memory", tables[-1])
         versions = sorted({f"{context.runtime} {context.version}" for context in contexts})
-        yield f"<h2>Commands</h2><pre>{escape(command_line(contexts))}</pre><p>{escape(', '.join(versions))}</p>"
+        machine = f"{contexts[0].machine.system}, Python {contexts[0].machine.python}, {', '.join(versions)}"
+        command = f"<pre>{escape_text(command_line(contexts))}</pre>"
+        yield html_section("Command", command, f'<p class="small">{escape_text(machine)}</p>')
 
 
 def command_line(contexts: Sequence[MeasurementContext]) -> str:
@@ -111,31 +135,29 @@ def command_line(contexts: Sequence[MeasurementContext]) -> str:
     return " ".join((*map(shlex.quote, variables), shlex.join(("quantkit", "benchmark", *models, *arguments))))
 
 
-def _profile_sections(profile: Profile) -> Iterator[str]:
-    keys = "".join(
-        f'<span class="key" style="background:var(--series-{index % 4})"></span>'
-        f"{escape(f'{model.label} in {model.runtime}')}"
-        for index, model in enumerate(profile.models)
-    )
+def _layer_sections(profile: Profile) -> Iterator[str]:
+    series = _model_series(profile)
     rows = [
         (layer or OTHER_OPS, [1e3 * model.seconds_of(layer) for model in profile.models])
-        for layer in profile.layers[:LIST_LENGTH]
+        for layer in profile.layers[:NUM_LAYERS]
     ]
-    yield f'<h2>Layers</h2><p>{keys}</p><div class="wide">{charts.draw_layers(rows, "ms")}</div>'
-    yield f'<div class="wide">{profile._repr_html_()}</div>'
+    yield html_section(
+        "Slowest layers", charts.html_key(series), charts.draw_layers(rows, series, "ms"), profile.html_table()
+    )
     for runtime, peaks in profile.peaks.items():
-        chart = charts.draw_roofline(list(_points(profile, runtime)), _peak_rates(peaks), peaks.num_bytes)
+        points = list(_points(profile, runtime, series))
+        chart = charts.draw_roofline(points, _peak_rates(peaks), peaks.num_bytes)
         if chart:
-            yield f'<h2>Roofline in {escape(runtime)}</h2><p>{keys}</p><div class="wide">{chart}</div>'
-    yield from _reason_section(profile.reasons)
+            key = charts.html_key(list(dict.fromkeys(point.series for point in points)))
+            yield html_section(f"Roofline in {runtime}", key, chart)
 
 
-def _points(profile: Profile, runtime: str) -> Iterator[charts.RooflinePoint]:
-    for index, model in enumerate(profile.models):
+def _points(profile: Profile, runtime: str, series: Sequence[charts.ChartSeries]) -> Iterator[charts.RooflinePoint]:
+    for model, own in zip(profile.models, series, strict=True):
         for row in model.rows if model.runtime.name == runtime else ():
             if row.work and row.work.operations and row.work.num_bytes and row.seconds > 0:
                 intensity = row.work.operations / row.work.num_bytes
-                yield charts.RooflinePoint(row.name, index, intensity, row.work.operations / row.seconds)
+                yield charts.RooflinePoint(row.name, own, intensity, row.work.operations / row.seconds)
 
 
 def _peak_rates(peaks: Peaks) -> list[tuple[str, float]]:
@@ -143,21 +165,72 @@ def _peak_rates(peaks: Peaks) -> list[tuple[str, float]]:
     return [(f"{name} peak", rate) for name, rate in rates if rate]
 
 
-def _reason_section(reasons: Iterable[Reason]) -> Iterator[str]:
+def _reason_section(reasons: Iterable[Reason]) -> str:
     items = "".join(
-        f"<li>{escape(reason.kind)}: {escape(reason.text)}<pre>{escape(reason.command)}</pre></li>"
+        f"<li>{escape_text(reason.kind)}: {escape_text(reason.text)}<pre>{escape_text(reason.command)}</pre></li>"
         for reason in reasons
     )
-    if items:
-        yield f"<h2>What limits the int8 model</h2><ol>{items}</ol>"
+    return html_section("What limits the int8 model", f"<ol>{items}</ol>")
 
 
-def _interval_rows(benchmark: Benchmark) -> list[tuple[str, float, float, float]]:
+def _bars(benchmark: Benchmark) -> list[charts.Bar]:
+    """Return one bar for each measured row, the fastest first."""
+    speedups = {id(row): speedup for row, speedup in zip(benchmark.rows, benchmark.speedups, strict=True)}
+    bars = []
+    for row in benchmark.ranked:
+        if row.measurement is not None:
+            summary, speedup = row.measurement.summary, speedups[id(row)]
+            note = "baseline" if speedup is None and len(benchmark.measurements) > 1 else ""
+            if isinstance(speedup, Speedup) and speedup.outcome != "undecided":
+                note = f"{speedup.ratio:.2f}x"
+            mark = "fastest" if row is benchmark.fastest and len(benchmark.measurements) > 1 else ""
+            name, series = _name(row.measurement), _series(row.measurement.context.runtime)
+            text = f"{format_latency(summary.median)} ms"
+            value, low, high = (1e3 * seconds for seconds in (summary.median, summary.low, summary.high))
+            bars.append(charts.Bar(name, series, value, low, high, text, note, mark))
+    return bars
+
+
+def _claim(benchmark: Benchmark) -> str:
+    """Return the heading: the fastest row, and its speed-up if it is decided."""
+    fastest = benchmark.fastest
+    if fastest is None or fastest.measurement is None:
+        return TITLE
+    name = f"{_name(fastest.measurement)}: {format_latency(fastest.measurement.summary.median)} ms"
+    if len(benchmark.measurements) == 1:
+        return name
+    speedup = benchmark.speedups[benchmark.rows.index(fastest)]
+    if not isinstance(speedup, Speedup) or speedup.outcome != "faster":
+        return f"{name}, the fastest on this machine"
+    baseline, interval = _name(benchmark.measurements[0]), f"{speedup.low:.2f}-{speedup.high:.2f}"
+    return f"{name}, {speedup.ratio:.2f}x as fast as {baseline} (95 % CI {interval})"
+
+
+def _runtime_key(benchmark: Benchmark) -> list[charts.ChartSeries]:
+    return [_series(name) for name in dict.fromkeys(each.context.runtime for each in benchmark.measurements)]
+
+
+def _series(runtime: str, opacity: float = 1.0, name: str = "") -> charts.ChartSeries:
+    """Return the appearance of a runtime, which is the same on all pages."""
+    names = list(REGISTRY.objects())
+    colour = names.index(runtime) if runtime in names else len(names)
+    return charts.ChartSeries(name or runtime, colour % NUM_SERIES, opacity)
+
+
+def _model_series(profile: Profile) -> list[charts.ChartSeries]:
+    """Return the appearance of each model: the colour of its runtime, the last model of a runtime the strongest."""
+    runtimes = [model.runtime.name for model in profile.models]
     return [
-        (_name(each), 1e3 * each.summary.median, 1e3 * each.summary.low, 1e3 * each.summary.high)
-        for each in benchmark.measurements
+        _series(
+            name, (1 + runtimes[:index].count(name)) / runtimes.count(name), f"{profile.models[index].label} in {name}"
+        )
+        for index, name in enumerate(runtimes)
     ]
 
 
 def _name(measurement: Measurement) -> str:
-    return f"{measurement.context.model} in {measurement.context.runtime}"
+    """Return model and runtime, with the thread options that differ from the default."""
+    context = measurement.context
+    threads = threads_text(context)
+    name = f"{context.model} in {runtime_text(context)}"
+    return name if threads == "default" else f"{name}, threads {threads}"

@@ -17,11 +17,11 @@ from quantkit.arguments import (
     without_none,
 )
 from quantkit.benchmark.host.machine import this_machine
-from quantkit.benchmark.regression import compare_with_saved, read_baseline, workload_candidate
+from quantkit.benchmark.regression import compare_with_saved, read_baseline, read_saved, workload_candidate
 from quantkit.benchmark.results.report import Benchmark
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.rounds import Compare, SamplingOptions, measure, speedups_over_first
-from quantkit.benchmark.sampling.selection import select_candidates
+from quantkit.benchmark.sampling.selection import find_saved, select_candidates
 from quantkit.benchmark.verdict import explain_speedup
 from quantkit.errors import UsageError
 from quantkit.formats.temporary import temporary_folder
@@ -69,7 +69,8 @@ def benchmark(
 
     Args:
         models: list of models: each a `Model`, a `Graph`, a path or the name of a model card; a path or name may end
-            with ``@RUNTIME``. A single model is a list of one.
+            with ``@RUNTIME``. A single model is a list of one. The file of `Benchmark.save` in place of the models is
+            read instead of measured; only ``baseline`` applies to it.
         runtime: runtime for models without ``@RUNTIME``; ``auto``: the one of the highest priority that can run the
             model here.
         intra_op: threads inside one op (default: the default of the runtime).
@@ -125,9 +126,14 @@ def benchmark(
     require_callable(on_progress=on_progress)
     require_flag(workload=workload)
     require_path(**without_none(baseline=baseline))
-    saved = None if baseline is None else read_baseline(baseline, this_machine())
+    file = find_saved(models)
+    result = None if file is None else read_saved(file)
+    machine = this_machine() if result is None else result.measurements[0].context.machine
+    saved = None if baseline is None else read_baseline(baseline, machine)
     budget = parse_duration(time_budget, "time_budget")
     sampling = SamplingOptions(runs, warmup, processes, width, seed=seed, time_budget=budget)
+    if result is not None:
+        return _with_comparison(result, baseline, saved)
     with temporary_folder() as folder:
         candidates = select_candidates(
             models,
@@ -165,10 +171,14 @@ def benchmark(
         result = replace(result, notes=(*result.notes, RANDOM_WEIGHTS_NOTE))
     if not result.measurements:
         result.check_measured()
-    if baseline is not None and saved is not None:
-        comparison = compare_with_saved(baseline, saved, result.rows, result.workload)
-        result = replace(result, baseline_comparison=comparison)
-    return result
+    return _with_comparison(result, baseline, saved)
+
+
+def _with_comparison(result: Benchmark, baseline: str | os.PathLike[str] | None, saved: Benchmark | None) -> Benchmark:
+    if baseline is None or saved is None:
+        return result
+    comparison = compare_with_saved(baseline, saved, result.rows, result.workload)
+    return replace(result, baseline_comparison=comparison)
 
 
 def _compare_with(baseline: str | os.PathLike[str], saved: Benchmark) -> Compare:

@@ -1,6 +1,7 @@
 """Charts of measurements as SVG: latency with intervals, distributions, layers side by side, and a roofline.
 
-The colours are those of `colours.css`.
+Positions are percentages of the width, and texts have a fixed size: a chart fills a wide window and a narrow one, and
+its texts stay readable. The colours are those of `colours.css`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,56 @@ from statistics import median
 from quantkit.drawing.html_page import read_style
 from quantkit.drawing.svg import LETTER_WIDTH, escape_text
 
-WIDTH, ROW_HEIGHT, GAP = 720, 26, 8
+# Width of an SVG file in pixels; a chart in a page has the width of the page.
+WIDTH, MARGIN = 760, 20
+LINE, BAR, THIN_BAR, GAP = 18, 14, 10, 10
+# Largest width of a bar in percent; the value is at its right.
+BAR_PERCENT = 70
 BINS = 60
-MAX_LETTERS = 34
+MAX_LETTERS = 46
+
+
+@dataclass(frozen=True)
+class ChartSeries:
+    """Name and appearance of bars or points.
+
+    Attributes:
+        name: name in the key.
+        colour: index of the colour.
+        opacity: 1 for the full colour.
+    """
+
+    name: str
+    colour: int
+    opacity: float = 1.0
+
+    @property
+    def attributes(self) -> str:
+        """Attributes of an SVG element with this appearance."""
+        return f'class="fill series-{self.colour}" fill-opacity="{self.opacity:.2f}"'
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Median with its interval.
+
+    Attributes:
+        name: text above the bar.
+        series: appearance.
+        value, low, high: median, and the limits of its interval.
+        text: the value with its symbol.
+        note: text after the value.
+        mark: text after the name of an emphasized bar; empty without emphasis.
+    """
+
+    name: str
+    series: ChartSeries
+    value: float
+    low: float
+    high: float
+    text: str
+    note: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -22,96 +70,100 @@ class RooflinePoint:
 
     Attributes:
         name: layer.
-        series: index of the model.
+        series: appearance.
         intensity: operations per byte.
         rate: operations per second.
     """
 
     name: str
-    series: int
+    series: ChartSeries
     intensity: float
     rate: float
 
 
-def draw_intervals(rows: Sequence[tuple[str, float, float, float]], measure: str) -> str:
-    """Return bars of medians with their intervals.
+def html_key(series: Sequence[ChartSeries]) -> str:
+    """Return the names of series with their colours."""
+    items = "".join(
+        f'<span class="series-{each.colour}"><i style="opacity:{each.opacity:.2f}"></i>{escape_text(each.name)}</span>'
+        for each in series
+    )
+    return f'<p class="key">{items}</p>'
 
-    Args:
-        rows: name, median, lower and upper end of the interval.
-        measure: symbol of the values, for example ms.
-    """
-    left = _label_width([name for name, *_ in rows])
-    scale = (WIDTH - left - 90) / (max((high for *_, high in rows), default=0.0) or 1.0)
-    parts = []
-    for index, (name, middle, low, high) in enumerate(rows):
-        top = index * ROW_HEIGHT + GAP
-        text = f"{name}: {middle:.4g} {measure} ({low:.4g} to {high:.4g})"
+
+def draw_intervals(bars: Sequence[Bar]) -> str:
+    """Return bars of medians with their intervals, from top to bottom."""
+    scale = BAR_PERCENT / (max((bar.high for bar in bars), default=0.0) or 1.0)
+    parts, top = [], 0.0
+    for bar in bars:
+        title = f"{bar.name}: {bar.text} ({bar.low:.4g} to {bar.high:.4g})"
+        middle = top + LINE + BAR / 2
+        kind = "strong" if bar.mark else ""
         parts += [
-            _label(name, left, top),
-            f'<rect x="{left}" y="{top}" width="{middle * scale:.1f}" height="14" fill="var(--series-{index % 4})">'
-            f"<title>{escape_text(text)}</title></rect>",
-            f'<path d="M{left + low * scale:.1f} {top + 7}H{left + high * scale:.1f}" stroke="var(--ink)"/>',
-            f'<text x="{left + high * scale + 6:.1f}" y="{top + 11}">{middle:.4g} {escape_text(measure)}</text>',
+            _text(_shorten(bar.name), 0, top + 13, kind, note=f"  {bar.mark}" if bar.mark else "", note_kind="mark"),
+            _rect(0, bar.value * scale, top + LINE, BAR, bar.series.attributes, title),
+            f'<line class="whisker" x1="{bar.low * scale:.2f}%" x2="{bar.high * scale:.2f}%" y1="{middle}" '
+            f'y2="{middle}"/>',
+            _text(bar.text, bar.high * scale, middle + 4, kind, dx=7, note=f"  {bar.note}"),
         ]
-    return _svg(parts, len(rows) * ROW_HEIGHT + 2 * GAP)
+        top += LINE + BAR + GAP
+    return _svg(parts, top)
 
 
-def draw_distributions(rows: Sequence[tuple[str, Sequence[float]]], measure: str) -> str:
-    """Return a histogram of the samples of each row on one axis, with the median as a line.
+def draw_distributions(rows: Sequence[tuple[str, ChartSeries, Sequence[float]]]) -> str:
+    """Return one histogram of the samples relative to their median for each row, with a common axis.
 
     Args:
-        rows: name and samples; the slowest hundredth of all samples is at the right end.
-        measure: symbol of the values, for example ms.
+        rows: name, appearance and samples; the largest hundredth of all samples is at the right end.
     """
-    values = sorted(value for _, samples in rows for value in samples)
+    rows = [(name, series, [value / median(samples) for value in samples]) for name, series, samples in rows if samples]
+    values = sorted(value for *_, samples in rows for value in samples)
     if not values:
         return ""
     low, high = values[0], max(values[min(len(values) - 1, floor(0.99 * len(values)))], values[0] * 1.001)
-    left, height = _label_width([name for name, _ in rows]), 2 * ROW_HEIGHT
-    scale = (WIDTH - left - 50) / (high - low)
-    parts = []
-    for index, (name, samples) in enumerate(rows):
-        bottom = (index + 1) * height
+    parts, top, height, width = [], 0.0, 26, 100 / BINS
+    for name, series, samples in rows:
         counts = [0] * BINS
         for value in samples:
             counts[min(int((value - low) / (high - low) * BINS), BINS - 1)] += 1
-        width = (WIDTH - left - 50) / BINS
-        for position, count in enumerate(counts):
+        bottom = top + LINE + height
+        parts.append(_text(_shorten(name), 0, top + 13))
+        for index, count in enumerate(counts):
             if count:
-                size = count / max(counts) * (height - 2 * GAP)
-                parts.append(
-                    f'<rect x="{left + position * width:.1f}" y="{bottom - size:.1f}" width="{width - 1:.1f}" '
-                    f'height="{size:.1f}" fill="var(--series-{index % 4})"/>'
-                )
-        middle = left + (min(median(samples), high) - low) * scale
+                size = count / max(counts) * height
+                parts.append(_rect(index * width, 0.9 * width, bottom - size, size, series.attributes))
+        middle = 100 * (1 - low) / (high - low)
         parts += [
-            _label(name, left, bottom - 18),
-            f'<path d="M{middle:.1f} {bottom - height + GAP}V{bottom}" stroke="var(--ink)"/>',
+            f'<line class="rule" x1="0" x2="100%" y1="{bottom}" y2="{bottom}"/>',
+            f'<line class="whisker" x1="{middle:.2f}%" x2="{middle:.2f}%" y1="{top + LINE}" y2="{bottom + 3}"/>',
         ]
-    bottom = len(rows) * height
-    parts += _axis([(left, low), (left + (high - low) * scale, high)], bottom, measure)
-    return _svg(parts, bottom + 3 * GAP)
+        top = bottom + GAP
+    parts += [
+        _text(f"{low:.2f} of the median", 0, top + 12, "faint"),
+        _text(f"{high:.2f}", 100, top + 12, "faint end"),
+    ]
+    return _svg(parts, top + LINE)
 
 
-def draw_layers(rows: Sequence[tuple[str, Sequence[float]]], measure: str) -> str:
+def draw_layers(rows: Sequence[tuple[str, Sequence[float]]], series: Sequence[ChartSeries], measure: str) -> str:
     """Return the values of each layer as one bar for each model.
 
     Args:
         rows: layer, and the value of each model.
+        series: appearance of each model.
         measure: symbol of the values, for example ms.
     """
-    left = _label_width([name for name, _ in rows])
-    scale = (WIDTH - left - 70) / (max((max(values) for _, values in rows), default=0.0) or 1.0)
-    parts, top = [], GAP
+    scale = BAR_PERCENT / (max((max(values) for _, values in rows), default=0.0) or 1.0)
+    parts, top = [], 0.0
     for name, values in rows:
-        parts.append(_label(name, left, top))
-        for index, value in enumerate(values):
+        parts.append(_text(_shorten(name), 0, top + 13))
+        top += LINE
+        for each, value in zip(series, values, strict=True):
+            text = f"{value:.3g} {measure}" if value else "-"
             parts += [
-                f'<rect x="{left}" y="{top}" width="{value * scale:.1f}" height="10" '
-                f'fill="var(--series-{index % 4})"/>',
-                f'<text x="{left + value * scale + 4:.1f}" y="{top + 9}">{value:.3g} {escape_text(measure)}</text>',
+                _rect(0, value * scale, top, THIN_BAR, each.attributes),
+                _text(text, value * scale, top + 9, "faint", dx=6),
             ]
-            top += 12
+            top += THIN_BAR + 2
         top += GAP
     return _svg(parts, top)
 
@@ -126,64 +178,101 @@ def draw_roofline(points: Sequence[RooflinePoint], peaks: Sequence[tuple[str, fl
     """
     if not points or not peaks:
         return ""
-    left, bottom, top = 60, 300, 10
+    left, right, top, bottom = 18.0, 98.0, 10, 300
     x_range = _decades([point.intensity for point in points] + [rate / bandwidth for _, rate in peaks])
     y_range = _decades([point.rate for point in points] + [rate for _, rate in peaks])
 
     def x_of(value: float) -> float:
-        return left + (log10(value) - x_range[0]) / (x_range[1] - x_range[0]) * (WIDTH - left - 20)
+        return left + (log10(value) - x_range[0]) / (x_range[1] - x_range[0]) * (right - left)
 
     def y_of(value: float) -> float:
         return bottom - (log10(value) - y_range[0]) / (y_range[1] - y_range[0]) * (bottom - top)
 
+    def line(start: tuple[float, float], end: tuple[float, float], kind: str) -> str:
+        (x, y), (to_x, to_y) = start, end
+        return f'<line class="{kind}" x1="{x:.2f}%" y1="{y:.1f}" x2="{to_x:.2f}%" y2="{to_y:.1f}"/>'
+
     parts = []
-    for name, rate in peaks:
-        ridge, start = rate / bandwidth, max(10.0 ** x_range[0], 10.0 ** y_range[0] / bandwidth)
+    for exponent in range(y_range[0], y_range[1] + 1):
+        y = y_of(10.0**exponent)
         parts += [
-            f'<path d="M{x_of(start):.1f} {y_of(start * bandwidth):.1f}L{x_of(ridge):.1f} {y_of(rate):.1f}'
-            f'H{WIDTH - 20}" stroke="var(--faint)" fill="none"/>',
-            f'<text x="{WIDTH - 24}" y="{y_of(rate) - 4:.1f}" text-anchor="end">{escape_text(name)}</text>',
+            line((left, y), (right, y), "rule"),
+            _text(f"{10.0 ** (exponent - 9):g} G/s", left, y + 4, "faint end", dx=-6),
+        ]
+    for exponent in range(x_range[0], x_range[1] + 1):
+        parts.append(_text(f"{10.0**exponent:g}", x_of(10.0**exponent), bottom + 18, "faint middle"))
+    for name, rate in peaks:
+        is_highest = rate == max(other for _, other in peaks)
+        start = max(10.0 ** x_range[0], 10.0 ** y_range[0] / bandwidth)
+        ridge = (x_of(rate / bandwidth), y_of(rate))
+        parts += [
+            line((x_of(start), y_of(start * bandwidth)), ridge, "whisker"),
+            line(ridge, (right, y_of(rate)), "whisker"),
+            _text(name, right, y_of(rate) + (-5 if is_highest else 14), "end"),
         ]
     for point in points:
-        text = f"{point.name}: {point.rate / 1e9:.3g} G operations/s, {point.intensity:.3g} operations/byte"
+        title = f"{point.name}: {point.rate / 1e9:.3g} G operations/s, {point.intensity:.3g} operations/byte"
         parts.append(
-            f'<circle cx="{x_of(point.intensity):.1f}" cy="{y_of(point.rate):.1f}" r="4" fill-opacity="0.7" '
-            f'fill="var(--series-{point.series % 4})"><title>{escape_text(text)}</title></circle>'
+            f'<circle cx="{x_of(point.intensity):.2f}%" cy="{y_of(point.rate):.1f}" r="4.5" {point.series.attributes}>'
+            f"<title>{escape_text(title)}</title></circle>"
         )
-    for exponent in range(x_range[0], x_range[1] + 1):
-        parts += _axis([(x_of(10.0**exponent), 10.0**exponent)], bottom, "")
-    for exponent in range(y_range[0], y_range[1] + 1):
-        y = y_of(10.0**exponent) + 4
-        parts.append(f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end">{10.0 ** (exponent - 9):g} G/s</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="{bottom + 34}" text-anchor="middle">operations per byte</text>')
-    return _svg(parts, bottom + 44)
+    parts.append(_text("operations per byte", (left + right) / 2, bottom + 36, "middle"))
+    return _svg(parts, bottom + 42)
 
 
-def as_document(svg: str) -> str:
-    """Return a chart as an SVG file that contains its colours."""
-    head, body = svg.split(">", 1)
-    style = read_style("colours.css")
-    return f'{head} class="quantkit" xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{body}'
+def svg_document(title: str, subtitle: str, key: Sequence[ChartSeries], chart: str) -> str:
+    """Return a chart as an SVG file with its colours, light and dark.
+
+    Args:
+        title, subtitle: lines above the chart.
+        key: series of the chart.
+        chart: result of another function of this module.
+    """
+    height = float(chart.split('height="', 1)[1].split('"', 1)[0])
+    parts = [
+        '<rect class="back" width="100%" height="100%" rx="8"/>',
+        f'<svg x="{MARGIN}" y="{MARGIN}" width="{WIDTH - 2 * MARGIN}">',
+        _text(title, 0, 14, "title"),
+        _text(subtitle, 0, 34, "faint"),
+        *_svg_key(key, 46),
+        "</svg>",
+        f'<svg x="{MARGIN}" y="{MARGIN + 78}" width="{WIDTH - 2 * MARGIN}">{chart}</svg>',
+    ]
+    size = f'width="{WIDTH}" height="{height + 2 * MARGIN + 78:.0f}"'
+    style = f"<style>\n{read_style('colours.css')}</style>"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="quantkit" {size} role="img">'
+    return "\n".join([head, style, *parts, "</svg>\n"])
+
+
+def _svg_key(series: Sequence[ChartSeries], top: float) -> Iterator[str]:
+    left = 0.0
+    for each in series:
+        yield f'<rect x="{left:.0f}" y="{top}" width="11" height="11" rx="2" {each.attributes}/>'
+        yield f'<text x="{left + 17:.0f}" y="{top + 10}">{escape_text(each.name)}</text>'
+        left += 40 + LETTER_WIDTH * len(each.name)
 
 
 def _svg(parts: Sequence[str], height: float) -> str:
-    return "\n".join([f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img">', *parts, "</svg>"])
+    return "\n".join([f'<svg class="chart" height="{height:.0f}" role="img">', *parts, "</svg>"])
 
 
-def _label_width(names: Sequence[str]) -> float:
-    return LETTER_WIDTH * min(max(map(len, names), default=0), MAX_LETTERS) + GAP
+def _rect(left: float, width: float, top: float, height: float, attributes: str, title: str = "") -> str:
+    """Return a rectangle; ``left`` and ``width`` are percentages."""
+    size = f'x="{left:.2f}%" width="{width:.2f}%" y="{top:.1f}" height="{height:.1f}"'
+    return f"<rect {size} {attributes}>{f'<title>{escape_text(title)}</title>' if title else ''}</rect>"
 
 
-def _label(name: str, left: float, top: float) -> str:
-    text = name if len(name) <= MAX_LETTERS else f"…{name[1 - MAX_LETTERS :]}"
-    return f'<text x="{left - 6:.1f}" y="{top + 11:.1f}" text-anchor="end">{escape_text(text)}</text>'
+def _text(
+    text: str, left: float, bottom: float, kind: str = "", *, dx: float = 0, note: str = "", note_kind: str = "faint"
+) -> str:
+    """Return a text that begins at a percentage of the width, and a note after it."""
+    own = f'<tspan class="{note_kind}" xml:space="preserve">{escape_text(note)}</tspan>' if note.strip() else ""
+    return f'<text class="{kind}" x="{left:.2f}%" y="{bottom:.1f}" dx="{dx}">{escape_text(text)}{own}</text>'
 
 
-def _axis(marks: Sequence[tuple[float, float]], bottom: float, measure: str) -> Iterator[str]:
-    for x, value in marks:
-        yield f'<path d="M{x:.1f} {bottom}v4" stroke="var(--faint)"/>'
-        text = f"{value:.4g} {measure}".strip()
-        yield f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{escape_text(text)}</text>'
+def _shorten(name: str) -> str:
+    """Return the end of a long name, where names differ."""
+    return name if len(name) <= MAX_LETTERS else f"…{name[1 - MAX_LETTERS :]}"
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:

@@ -67,7 +67,7 @@ def test_parts_are_in_the_report_and_the_json_form() -> None:
     assert sum(fraction for _, fraction in measurement.parts.values()) == pytest.approx(1.0)
     assert Measurement.from_json(measurement.to_json()) == measurement
     assert "resize, normalize ms" in str(result)
-    assert "<th>postprocess ms</th>" in result._repr_html_()
+    assert ">postprocess ms</th>" in result._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from measurements import MACHINE, make_measurement
 
+from quantkit.benchmark import benchmark
 from quantkit.benchmark.regression import compare_with_saved, read_baseline
+from quantkit.benchmark.report_page import median_chart
 from quantkit.benchmark.results.baseline import BaselineComparison
 from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
@@ -259,4 +261,48 @@ def test_wrong_use_of_the_baseline_is_rejected_before_a_model_runs(
     monkeypatch.chdir(tmp_path)
     Path("saved.json").write_text("{}")
     assert import_module("quantkit.cli").main(["benchmark", str(tiny_model), *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_saved_benchmark_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main, saved = import_module("quantkit.cli").main, tmp_path / "saved.json"
+    rows = (make_benchmark(0.01).rows[0], make_benchmark(0.02, label="b").rows[0])
+    Benchmark(rows).save(saved)
+    assert main(["benchmark", str(saved), "--html", str(tmp_path / "chart.svg")]) == 0
+    assert capsys.readouterr().out == f"{Benchmark(rows)}\n"
+    assert (tmp_path / "chart.svg").read_text() == median_chart(Benchmark(rows))
+    assert main(["benchmark", str(saved), "--html", str(tmp_path / "page.html")]) == 0
+    assert "Slowest layers" not in (tmp_path / "page.html").read_text()
+    assert benchmark([saved]).to_json() == benchmark(str(saved)).to_json() == Benchmark(rows).to_json()
+
+
+def test_two_saved_benchmarks_are_compared(tmp_path: Path) -> None:
+    make_benchmark(0.01).save(tmp_path / "before.json")
+    make_benchmark(0.02).save(tmp_path / "after.json")
+    result = benchmark(tmp_path / "after.json", baseline=tmp_path / "before.json")
+    with pytest.raises(CheckError, match="0.50x as fast as in"):
+        result.check_speedups(0.97)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("saved.json", "digits"), 2, "saved.json is a saved benchmark, and is shown alone"),
+        (("saved.json", "--sweep"), 2, "saved.json is a saved benchmark, not a model"),
+        (("saved.json", "--profile"), 2, "saved.json is a saved benchmark, not a model"),
+        (("saved.json",), 3, "saved.json is not a saved benchmark: the schema is 'missing'"),
+        (("missing.json",), 3, "cannot read missing.json"),
+    ],
+)
+def test_wrong_use_of_a_saved_benchmark_is_rejected(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("saved.json").write_text("{}")
+    assert import_module("quantkit.cli").main(["benchmark", *arguments]) == code
     assert message in capsys.readouterr().err

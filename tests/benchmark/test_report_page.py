@@ -13,7 +13,13 @@ from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
 from quantkit.benchmark.report_page import command_line, median_chart, render_page, save_page
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
-from quantkit.drawing.report_charts import RooflinePoint, draw_distributions, draw_intervals, draw_roofline
+from quantkit.drawing.report_charts import (
+    ChartSeries,
+    RooflinePoint,
+    draw_distributions,
+    draw_intervals,
+    draw_roofline,
+)
 
 REASON = Reason("boundaries", 0.001, "1 of 2 ms in <conversions>", "quantkit quantize x -o y")
 VOID = {"meta", "br"}
@@ -38,10 +44,9 @@ class Tags(HTMLParser):
 
 
 def make_benchmark() -> Benchmark:
-    rows = [
-        BenchmarkRow("float.pb", "tensorflow", make_measurement([0.02, 0.021] * 9, 3, 3, model="float <b>.pb")),
-        BenchmarkRow("int8.onnx", "openvino", make_measurement([0.01, 0.011] * 9, 3, 3, model="int8.onnx", intra_op=2)),
-    ]
+    slow = make_measurement([0.02, 0.021] * 9, 3, 3, model="float <b>.pb", runtime="tensorflow")
+    fast = make_measurement([0.01, 0.011] * 9, 3, 3, model="int8.onnx", intra_op=2, runtime="openvino")
+    rows = [BenchmarkRow("float.pb", "tensorflow", slow), BenchmarkRow("int8.onnx", "openvino", fast)]
     return Benchmark(tuple(rows), reasons=(REASON,))
 
 
@@ -58,24 +63,69 @@ def test_page_is_complete_and_well_formed() -> None:
     assert tags.open == []
     assert tags.tags.count("svg") == 4
     headings = re.findall(r"<h2>(.*?)</h2>", page)
-    limits = "What limits the int8 model"
-    expected = ["Latency", "Distributions", limits, "Machine", "Commands", "Layers", "Roofline in openvino", limits]
-    assert headings == expected
-    assert "fastest on this machine" in page
-    assert "float &lt;b&gt;.pb" in page
+    assert headings == [
+        *("Latency of one call: median and 95 % interval", "Slowest layers", "Roofline in openvino"),
+        *("What limits the int8 model", "Latency relative to its median", "Load time and memory", "Command", "Notes"),
+    ]
+    assert "<h1>int8.onnx in openvino, threads 2,.: 10.50 ms, 1.95x as fast as float &lt;b&gt;.pb in tensorflow" in page
     assert "<b>" not in page
     assert "conv &lt;1&gt;" in page
+    assert page.count("1 of 2 ms in &lt;conversions&gt;") == 1
     for feature in ("prefers-color-scheme: dark", "@media print", "max-width: 40rem", 'name="viewport"'):
         assert feature in page
     assert "http:" not in re.sub(r"xmlns=\S+", "", page)
     assert "https:" not in page
 
 
+def test_rows_are_sorted_and_the_fastest_is_marked() -> None:
+    page = render_page(make_benchmark(), None)
+    chart = page[page.index("<svg") : page.index("</svg>")]
+    assert re.findall(r'<text class="(\w*)" x="0.00%"[^>]*>([^<]*)', chart) == [
+        ("strong", "int8.onnx in openvino, threads 2,."),
+        ("", "float &lt;b&gt;.pb in tensorflow"),
+    ]
+    assert re.findall(r"<tspan[^>]*>\s*([^<]*)", chart) == ["fastest", "1.95x", "baseline"]
+    rows = re.findall(r"<tr( class=\"marked\")?><td>([^<]*)", page)
+    assert rows == [(' class="marked"', "int8.onnx"), ("", "float.pb")] * 2
+
+
+def test_colour_is_that_of_the_runtime() -> None:
+    """In all charts, and on all pages: two models of one runtime have one hue, and two runtimes have two."""
+    page = render_page(make_benchmark(), None)
+    bars = re.findall(r'<rect [^>]*class="fill series-(\d)" fill-opacity="([\d.]+)"><title>([^:]*)', page)
+    colours = {name.split(" in ")[1].split(",")[0]: colour for colour, _, name in bars}
+    assert len(set(colours.values())) == 2
+    assert colours["openvino"] == "0"
+    assert {opacity for _, opacity, _ in bars} == {"1.00"}
+    layers = render_page(None, make_profile())
+    key = re.findall(r'<span class="series-(\d)"><i style="opacity:([\d.]+)"></i>([^<]*)', layers)[:2]
+    assert key == [("0", "0.50", "a in openvino"), ("0", "1.00", "b in openvino")]
+    assert set(re.findall(r"fill series-(\d)", layers)) == {"0"}
+    other = BenchmarkRow("a", "another runtime", make_measurement([0.01] * 9, runtime="another runtime"))
+    assert "series-5" in render_page(Benchmark((other,)), None)
+
+
+def test_positions_are_relative_to_the_width_of_the_page() -> None:
+    """No chart has a view box that scales its texts, or a bar beyond the right end."""
+    page = render_page(make_benchmark(), make_profile())
+    assert "viewBox" not in page
+    ends = [float(x) + float(width) for x, width in re.findall(r'x="([\d.]+)%" width="([\d.]+)%"', page)]
+    assert len(ends) > 8
+    assert max(ends) <= 100.01
+    assert re.findall(r' x="[\d.]+"', page) == []
+
+
+def test_notes_are_after_the_charts() -> None:
+    page = render_page(make_benchmark(), make_profile())
+    assert page.index("median: ms per call") > page.rindex("</svg>")
+    assert page.index("Slowest layers") < page.index("Latency relative to its median")
+
+
 def test_commands_repeat_the_measurements() -> None:
     contexts = [measurement.context for measurement in make_benchmark().measurements]
     contexts[0] = replace(contexts[0], intra_op=1, cpus=(0, 1), seed=3, environment={"KMP_BLOCKTIME": "1"})
     assert command_line(contexts) == (
-        "KMP_BLOCKTIME=1 quantkit benchmark 'float <b>.pb@reference' int8.onnx@reference "
+        "KMP_BLOCKTIME=1 quantkit benchmark 'float <b>.pb@tensorflow' int8.onnx@openvino "
         "--intra-op 1 --cpus 0,1 --seed 3"
     )
 
@@ -85,28 +135,35 @@ def test_chart_is_an_svg_file(tmp_path: Path) -> None:
     text = (tmp_path / "chart.svg").read_text()
     assert text == median_chart(make_benchmark())
     root = ElementTree.fromstring(text)
-    namespace = "{http://www.w3.org/2000/svg}"
-    bars = root.findall(f"{namespace}rect")
-    assert len(bars) == 2
-    widths = [float(bar.attrib["width"]) for bar in bars]
-    assert 1.8 < widths[0] / widths[1] < 2.1
+    bars = [bar for bar in root.iter("{http://www.w3.org/2000/svg}rect") if "%" in bar.attrib.get("x", "")]
+    widths = [float(bar.attrib["width"].rstrip("%")) for bar in bars]
+    assert len(widths) == 2
+    assert 1.8 < widths[1] / widths[0] < 2.1
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"(src|href)=|url\(|<script", text)
     save_page(tmp_path / "page.html", profile=make_profile())
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
 def test_distribution_has_all_samples_and_the_median() -> None:
-    chart = draw_distributions([("a", [1.0, 2.0, 2.0, 3.0]), ("b", [2.0])], "ms")
+    series = ChartSeries("a", 0)
+    chart = draw_distributions([("a", series, [1.0, 2.0, 2.0, 3.0]), ("b", series, [2.0])])
     assert chart.count("<rect") == 3 + 1
-    assert draw_distributions([("a", [])], "ms") == ""
-    assert draw_intervals([], "ms").count("<rect") == 0
+    assert chart.count('class="whisker"') == 2
+    assert "0.50 of the median" in chart
+    assert draw_distributions([("a", series, [])]) == ""
+    assert draw_intervals([]).count("<rect") == 0
 
 
 def test_roofline_keeps_points_inside_the_axes() -> None:
-    points = [RooflinePoint("conv", 0, 100.0, 5e10), RooflinePoint("pool", 1, 0.1, 1e8)]
+    points = [
+        RooflinePoint("conv", ChartSeries("a", 0), 100.0, 5e10),
+        RooflinePoint("pool", ChartSeries("a", 0), 0.1, 1e8),
+    ]
     chart = draw_roofline(points, [("float peak", 1e11)], 1e10)
-    centers = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.-]+)" cy="([\d.-]+)"', chart)]
+    centers = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.-]+)%" cy="([\d.-]+)"', chart)]
     assert len(centers) == 2
-    assert all(60 <= x <= 700 and 10 <= y <= 300 for x, y in centers)
+    assert all(18 <= x <= 98 and 10 <= y <= 300 for x, y in centers)
     assert centers[0][0] > centers[1][0]
     assert centers[0][1] < centers[1][1]
     assert draw_roofline([], [("float peak", 1e11)], 1e10) == ""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from typing import Any
 
 from quantkit.benchmark.profiling.layer_work import Peaks
@@ -16,7 +15,8 @@ from quantkit.benchmark.profiling.profile_text import (
     peaks_text,
 )
 from quantkit.benchmark.results.reason import Reason
-from quantkit.benchmark.results.report import align_columns, format_latency, html_table
+from quantkit.benchmark.results.report import align_columns, format_latency
+from quantkit.drawing import escape_text, html_body, html_table
 
 SCHEMA = "quantkit.profile/1"
 
@@ -75,11 +75,14 @@ class Profile:
         """Return the table of the slowest layers, and the facts about each model."""
         columns = range(2, 2 + 2 * len(self.models), 2)
         table = align_columns([self._table_header(), *self._table_rows()], right=columns)
-        return "\n".join((*table, "", *self._lines()))
+        return "\n".join((*table, "", *self.lines))
 
     def _repr_html_(self) -> str:
-        table = html_table([self._table_header(), *self._table_rows()])
-        return table + "".join(f"<p>{escape(line)}</p>" for line in self._lines())
+        return html_body([self.html_table(), *(f"<p>{escape_text(line)}</p>" for line in self.lines)])
+
+    def html_table(self) -> str:
+        """Return the table of the slowest layers as HTML."""
+        return html_table(self._table_header(), self._table_rows(), range(2, 2 + 2 * len(self.models), 2))
 
     def _table_header(self) -> tuple[str, ...]:
         """Return the heading: the models, each with a column for the time and one for the precision."""
@@ -106,8 +109,9 @@ class Profile:
             cells += [format_latency(sum(row.seconds for row in rows)) if rows else "-", ", ".join(precisions)]
         return (layer or OTHER_OPS, op, *cells)
 
-    def _lines(self) -> Iterator[str]:
-        """Yield the facts about each model, the peaks, the reasons and the notes."""
+    @property
+    def lines(self) -> Iterator[str]:
+        """Facts about each model, the peaks, the reasons and the notes."""
         for model in self.models:
             yield from model_lines(model)
             peaks = self.peaks.get(model.runtime.name)

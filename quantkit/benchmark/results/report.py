@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from html import escape
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -18,6 +18,7 @@ from quantkit.benchmark.results.speedup import MARGIN, Speedup
 from quantkit.benchmark.results.stop import Stop
 from quantkit.benchmark.statistics.percentile import PERCENTILES, needed_calls
 from quantkit.benchmark.statistics.student import MIN_PROCESSES
+from quantkit.drawing import escape_text, html_body, html_table
 from quantkit.errors import CheckError, InputError, QuantkitError, UsageError
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import runtimes
@@ -33,10 +34,13 @@ PART_TITLES = {
     "infer": "infer ms",
     "postprocess": "postprocess ms",
 }
+PART_COLUMNS = ("model", "runtime", *PART_TITLES.values())
 # Percentiles in the table; the JSON form has all.
 TAIL = ("p90", "p99")
 UNDISTURBED_NOTE = "other programs delayed a part of the calls: speed-ups compare the fastest 5 % of the calls"
 PARTS_NOTE = "end to end: a call decodes and prepares images, runs the model, and finds the 5 highest scores."
+# Titles, rows of cells, and right-aligned columns.
+Table = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[int]]
 # Exit codes of failures that are errors of the caller or of the input; they have priority over other failures.
 CALLER_ERRORS = (2, 3)
 
@@ -255,29 +259,33 @@ class Benchmark:
         return f"Benchmark({rows})"
 
     def __str__(self) -> str:
-        tables = [align_columns(table, right=columns) for table, columns in self._tables() if len(table) > 1]
-        return "\n\n".join("\n".join(lines) for lines in (*tables, self._messages()))
+        tables = [align_columns((titles, *rows), right=right) for titles, rows, right in self.tables(self.rows)]
+        return "\n\n".join("\n".join(lines) for lines in (*tables, self.messages))
 
     def _repr_html_(self) -> str:
-        tables = "".join(html_table(table) for table, _ in self._tables() if len(table) > 1)
-        messages = "".join(f"<p>{escape(line)}</p>" for line in self._messages())
-        return f"{tables}{messages}"
+        tables = (html_table(titles, rows, right) for titles, rows, right in self.tables(self.rows))
+        return html_body([*tables, *(f"<p>{escape_text(line)}</p>" for line in self.messages)])
 
-    def _table(self) -> list[tuple[str, ...]]:
-        return [COLUMNS, *(_cells(row, speedup) for row, speedup in zip(self.rows, self.speedups, strict=True))]
+    @property
+    def ranked(self) -> tuple[BenchmarkRow, ...]:
+        """Rows with the lowest median first; rows without a measurement are the last ones."""
+        return tuple(sorted(self.rows, key=lambda row: row.measurement.summary.median if row.measurement else inf))
 
-    def _costs(self) -> list[tuple[str, ...]]:
-        """Return the table of load time, first call and memory."""
-        return [COST_COLUMNS, *(_cost_cells(row, row.measurement) for row in self.rows if row.measurement)]
+    def tables(self, rows: Iterable[BenchmarkRow]) -> list[Table]:
+        """Return the tables of some rows: latency, parts of end-to-end calls, and load time, first call and memory.
 
-    def _parts(self) -> list[tuple[str, ...]]:
-        """Return the table of the parts of end-to-end calls."""
-        rows = [(row, row.measurement) for row in self.rows if row.measurement and row.measurement.parts]
-        return [("model", "runtime", *PART_TITLES.values()), *(_part_cells(*row) for row in rows)]
-
-    def _tables(self) -> list[tuple[list[tuple[str, ...]], tuple[int, ...]]]:
-        """Return each table with its right-aligned columns."""
-        return [(self._table(), (3, 4, 5, 6)), (self._parts(), (2, 3, 4, 5)), (self._costs(), (2, 3, 4, 5))]
+        Args:
+            rows: rows of this benchmark.
+        """
+        rows = tuple(rows)
+        speedups = {id(row): speedup for row, speedup in zip(self.rows, self.speedups, strict=True)}
+        measured = [(row, row.measurement) for row in rows if row.measurement]
+        tables: list[Table] = [
+            (COLUMNS, [_cells(row, speedups[id(row)]) for row in rows], (3, 4, 5, 6)),
+            (PART_COLUMNS, [_part_cells(*pair) for pair in measured if pair[1].parts], (2, 3, 4, 5)),
+            (COST_COLUMNS, [_cost_cells(*pair) for pair in measured], (2, 3, 4, 5)),
+        ]
+        return [table for table in tables if table[1]]
 
     def _baseline_note(self) -> str:
         """Return the sentence that names the baseline; empty without a second measurement."""
@@ -306,8 +314,9 @@ class Benchmark:
         undecided = [(row, speedup) for row, speedup in compared if speedup.outcome == "undecided"]
         return lines + [f"undecided: {_name(row)}: {speedup.advice}" for row, speedup in undecided]
 
-    def _messages(self) -> list[str]:
-        """Return the lines below the table."""
+    @property
+    def messages(self) -> list[str]:
+        """Lines below the tables."""
         lines = [f"median: ms per call, lower is better; {' and '.join(TAIL)}: upper bounds with 99 % confidence."]
         lines[0] += self._baseline_note()
         if any(measurement.parts for measurement in self.measurements):
@@ -503,14 +512,6 @@ def _missing_percentile_lines(measurements: Sequence[Measurement]) -> list[str]:
             needed = needed_calls(PERCENTILES[name])
             lines.append(f"{name}: needs {needed} calls, and the fewest are {min(counts)}: --runs {needed}")
     return lines
-
-
-def html_table(table: Sequence[Sequence[str]]) -> str:
-    """Return a table as HTML; its first row is the heading."""
-    heading, *rows = table
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def format_latency(seconds: float) -> str:

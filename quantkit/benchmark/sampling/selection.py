@@ -83,6 +83,8 @@ def select_candidates(
         UsageError: there is no such runtime, model card or CPU, or a number is out of range.
         InputError: a model file is missing or broken, or a download failed.
     """
+    if (file := find_saved(models)) is not None:
+        raise UsageError(f"{file} is a saved benchmark, not a model", hint=f"quantkit benchmark {file} shows it")
     settings, load_options = _settings(options), _load_options(options, on_progress)
     precisions = as_names(options.get("precision", "float32")) or ()
     for name in precisions:
@@ -97,6 +99,20 @@ def select_candidates(
     if not candidates:
         raise UsageError("there is no model to benchmark", hint="name a model file, or a model card: digits")
     return [_with_precision(candidate, name) for candidate in _distinguish_labels(candidates) for name in precisions]
+
+
+def find_saved(models: Any) -> Path | None:
+    """Return the file of a saved benchmark in place of models; None for models.
+
+    Raises:
+        UsageError: there are models next to the file.
+    """
+    names = _as_list(models)
+    files = [name for name in names if isinstance(name, str | os.PathLike) and Path(name).suffix == ".json"]
+    if files and len(names) > 1:
+        hint = "name one saved benchmark, or only models; --baseline compares with a saved one"
+        raise UsageError(f"{os.fspath(files[0])} is a saved benchmark, and is shown alone", hint)
+    return Path(files[0]) if files else None
 
 
 def _settings(options: CandidateOptions) -> Settings:
