@@ -8,6 +8,7 @@ from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.custom_ops import cut_custom_ops, find_custom_ops
 from quantkit.quantization.workflow.lossy_layers import (
     exclude_drifting_layers,
     exclude_first_layers,
@@ -22,6 +23,8 @@ from quantkit.quantization.workflow.planning import check_plan, choose_plan, sav
 from quantkit.quantization.workflow.preparation import keeps_float16, prepare_float_graph
 from quantkit.quantization.workflow.trials import Trials
 
+# Custom ops that a message names.
+MAX_CUSTOM_OPS = 3
 # Alternatives that are measured on calibration samples, in this order.
 CHOICES = (
     choose_observer,
@@ -56,6 +59,13 @@ def calibrate_model(
     require_ranges(model.graph, options, scheme)
     options.on_progress(Progress("preparing the graph", 0))
     model, graph, trained = prepare_float_graph(model, options, scheme, data or held_out)
+    whole, graph = graph, cut_custom_ops(graph) if graph.dialect == onnx.DIALECT and data is not None else graph
+    if graph is not whole:
+        custom = ", ".join(f"{name} ({whole[name].op})" for name in find_custom_ops(whole)[:MAX_CUSTOM_OPS])
+        options.on_message(
+            f"no runtime has a kernel for {custom}: the part before it is calibrated and measured, all nodes after it "
+            "stay float"
+        )
     if model.has_random_weights:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
     if dialect == onnx.DIALECT != graph.dialect:
@@ -69,7 +79,10 @@ def calibrate_model(
     ranges, reference = compute_ranges(model, graph, plan, data, options, trained)
     trials = Trials(reference, options, tries_layers=onnx.DIALECT in (dialect, graph.dialect))
     has_float16 = keeps_float16(model, options, scheme)
-    conversion = Conversion(graph, plan, ranges, options.fallback, source=source_graph, keeps_float16=has_float16)
+    rest = None if graph is whole else whole
+    conversion = Conversion(
+        graph, plan, ranges, options.fallback, source=source_graph, keeps_float16=has_float16, whole=rest
+    )
     if trials.is_possible and not trained:
         for choose in CHOICES:
             conversion = choose(conversion, trials, options)

@@ -15,6 +15,7 @@ from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
 from quantkit.quantization.report.census import FLOAT
 from quantkit.quantization.targets import Target, find_target
+from quantkit.quantization.workflow.custom_ops import join_custom_ops
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
@@ -36,6 +37,7 @@ class Conversion:
         source: graph of the float model, whose inputs and outputs may have names of dimensions; None without names.
         float_graph: float graph before a fine-tuning, with the constants of layers that stay float; None without one.
         keeps_float16: True if float16 ops of ``source`` that are not quantized stay float16.
+        whole: float graph with custom ops after ``graph``; None without custom ops.
     """
 
     graph: Graph
@@ -46,6 +48,7 @@ class Conversion:
     source: Graph | None = None
     float_graph: Graph | None = None
     keeps_float16: bool = False
+    whole: Graph | None = None
 
     @property
     def target(self) -> Target:
@@ -141,7 +144,17 @@ class Conversion:
                 hint=f"use --max-drop to keep such layers in float, or {error.hint.removeprefix('keep it in float: ')}",
             ) from None
 
+    @property
+    def complete(self) -> Graph:
+        """The quantized graph with custom ops."""
+        return self.quantized if self.whole is None else join_custom_ops(self.quantized, self.graph, self.whole)
+
+    def save(self, output: Path, metadata: Mapping[str, Any]) -> None:
+        """Write the complete graph with the metadata of its file; the file appears complete or not at all."""
+        graph = with_metadata(self.complete, metadata)
+        self.target.write(graph, output, weights_only=self.plan.scheme.weights_only)
+
     def write(self, output: Path, metadata: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Write the quantized graph with the metadata of its file; the file appears complete or not at all."""
+        """Write the quantized graph without custom ops; the file appears complete or not at all."""
         graph = with_metadata(self.quantized, metadata)
         self.target.write(graph, output, weights_only=self.plan.scheme.weights_only)

@@ -39,7 +39,7 @@ class QuantizationResult:
     @cached_property
     def model(self) -> Model:
         """Quantized model, with the card of the float model."""
-        graph = with_metadata(self.conversion.quantized, self.metadata)
+        graph = with_metadata(self.conversion.complete, self.metadata)
         return Model(f"{self.float_model.name} ({self.report.target})", graph, card=self.float_model.card)
 
     @cached_property
@@ -87,5 +87,5 @@ class QuantizationResult:
         """
         path = expand_user(path)
         check_output(self.conversion.target, path)
-        self.conversion.write(path, self.metadata)
+        self.conversion.save(path, self.metadata)
         return path

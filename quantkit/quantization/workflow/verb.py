@@ -296,8 +296,12 @@ def _write_and_measure(
             options.on_progress(Progress("checking the kernels of this host", 0))
             conversion.check_on_host(next(iter(reference.feeds), {}))
         options.on_progress(Progress("writing the model", 0))
-        file = folder / f"quantized{conversion.target.suffixes[0]}" if options.output is None else options.output
+        file = folder / f"quantized{conversion.target.suffixes[0]}"
+        if options.output is not None and conversion.whole is None:
+            file = options.output
         conversion.write(file, metadata)
+        if options.output is not None and conversion.whole is not None:
+            conversion.save(options.output, metadata)
         samples = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
         options.on_progress(Progress("measuring the accuracy", 0))
         accuracy = trials.find_accuracy(conversion, reference) or try_measure_accuracy(file, conversion, reference)

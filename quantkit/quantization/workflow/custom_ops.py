@@ -1,0 +1,58 @@
+"""Quantization of the part of a graph before custom ops, which no runtime has a kernel for."""
+
+from dataclasses import replace
+
+from quantkit.ir.graph import Edge, Graph
+from quantkit.runtimes import runtimes
+
+# Domains of the operator sets of ONNX, as prefixes of op types.
+ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training")
+
+
+def find_custom_ops(graph: Graph) -> list[str]:
+    """Return the nodes of an ONNX graph whose op type belongs to no operator set of ONNX or a runtime."""
+    domains = {*ONNX_DOMAINS, *(domain for runtime in runtimes().values() for domain in runtime.op_domains)}
+    return [name for name, node in graph.nodes.items() if node.op.rpartition(".")[0] not in domains]
+
+
+def cut_custom_ops(graph: Graph) -> Graph:
+    """Return the graph with outputs before the nodes that depend on custom ops; unchanged without such nodes."""
+    blocked = set(find_custom_ops(graph))
+    if not blocked:
+        return graph
+    for name in graph.order:
+        if any(edge.node in blocked for edge in graph[name].inputs):
+            blocked.add(name)
+    edges = [edge for name in graph.order if name in blocked for edge in graph[name].inputs]
+    outputs = dict.fromkeys(
+        edge
+        for edge in (*graph.outputs, *edges)
+        if edge.node in graph
+        and edge.node not in blocked
+        and edge.node not in graph.input_names
+        and not graph[edge.node].is_constant
+    )
+    if not outputs:
+        return graph
+    head = graph.with_endpoints(None, list(outputs))
+    names = head.reachable() | head.input_names
+    return head.with_nodes(node for name, node in head.nodes.items() if name in names)
+
+
+def join_custom_ops(quantized: Graph, head: Graph, whole: Graph) -> Graph:
+    """Return a quantized graph with the float nodes after it.
+
+    Args:
+        quantized: quantized graph of ``head``.
+        head: result of `cut_custom_ops`.
+        whole: its argument.
+    """
+    renamed: dict[Edge, Edge] = dict(zip(head.outputs, quantized.outputs, strict=True))
+    computed = {name for name in head.reachable() if not head[name].is_constant}
+    nodes = dict(quantized.nodes)
+    for name in whole.reachable():
+        node = whole[name]
+        if name not in computed and not (node.is_constant and name in nodes):
+            nodes[name] = replace(node, inputs=tuple(renamed.get(edge, edge) for edge in node.inputs))
+    outputs = [renamed.get(edge, edge) for edge in whole.outputs]
+    return quantized.with_nodes(nodes.values()).with_endpoints(None, outputs)

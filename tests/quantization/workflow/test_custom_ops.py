@@ -1,0 +1,67 @@
+"""Custom ops without a kernel: the part of the graph before them is calibrated, quantized and measured."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from varying_sizes import CONSTANTS, FLOAT, IMAGES, NODE, STEM
+
+import quantkit as qk
+from quantkit.errors import UnavailableError
+from quantkit.ir.graph import Edge
+from quantkit.quantization.workflow.custom_ops import cut_custom_ops
+
+pytestmark = pytest.mark.engine
+CONVOLUTION = NODE("Conv", ["r", "v"], ["c"])
+# Nodes after the stem, and the outputs of the part before the custom op.
+TAILS = {
+    "end": ([CONVOLUTION, NODE("Acme", ["c"], ["y"], domain="com.acme")], ["c"]),
+    "two inputs": ([CONVOLUTION, NODE("Acme", ["c", "r"], ["y"], domain="com.acme")], ["c", "r"]),
+    "before a layer": ([NODE("Acme", ["r"], ["a"], domain="com.acme"), NODE("Conv", ["a", "v"], ["y"])], ["r"]),
+    "constant": ([CONVOLUTION, NODE("Acme", ["c", "half"], ["y"], domain="com.acme")], ["c"]),
+}
+
+
+def write(name: str, folder: Path) -> Path:
+    nodes, _ = TAILS[name]
+    used = {edge for node in (*STEM, *nodes) for edge in node.input}
+    arrays = {edge: np.asarray(CONSTANTS[edge], np.float32) for edge in sorted(used & CONSTANTS.keys())}
+    graph = onnx.helper.make_graph(
+        [*STEM, *nodes],
+        "network",
+        [onnx.helper.make_tensor_value_info("x", FLOAT, [1, 3, 16, 16])],
+        [onnx.helper.make_tensor_value_info("y", FLOAT, None)],
+        [onnx.numpy_helper.from_array(array, edge) for edge, array in arrays.items()],
+    )
+    domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.acme", 1)]
+    path = folder / "acme.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=domains, ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_the_part_before_a_custom_op_is_quantized(name: str, tmp_path: Path) -> None:
+    path = write(name, tmp_path)
+    messages: list[str] = []
+    result = qk.quantize(path, IMAGES, runs=0, output=tmp_path / "q.onnx", on_message=messages.append)
+    assert any("com.acme.Acme" in message for message in messages)
+    assert cut_custom_ops(qk.load(path).graph).outputs == tuple(map(Edge, TAILS[name][1]))
+    assert result.report.accuracy.sqnr is not None
+    assert result.report.accuracy.sqnr.worst > 20
+    written = onnx.load(tmp_path / "q.onnx").graph
+    assert [output.name for output in written.output] == ["y"]
+    (custom,) = [node for node in written.node if node.domain == "com.acme"]
+    produced = {edge for node in written.node for edge in node.output} | {t.name for t in written.initializer} | {"x"}
+    assert all(edge in produced for node in written.node for edge in node.input if edge)
+    assert len(custom.input) == len(TAILS[name][0][-1 if name != "before a layer" else 0].input)
+    assert any(node.op_type == "QuantizeLinear" for node in written.node)
+    assert "com.acme.Acme" in result.model.graph.op_counts
+
+
+def test_a_custom_op_at_the_start_leaves_no_part(tmp_path: Path) -> None:
+    graph = onnx.load(write("end", tmp_path))
+    graph.graph.node[0].domain, graph.graph.node[0].op_type = "com.acme", "Acme"
+    onnx.save(graph, tmp_path / "first.onnx")
+    with pytest.raises(UnavailableError, match="com.acme"):
+        qk.quantize(tmp_path / "first.onnx", IMAGES, runs=0)
