@@ -16,6 +16,9 @@ from hypothesis import settings
 # than this process. NumPy reads the variable when it is imported.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+# TensorFlow enables oneDNN, which has the kernels of the target tensorflow, by itself only on some processors.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
 # Without bytecode files, each command that a test starts would compile the package again, for half a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

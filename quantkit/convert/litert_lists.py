@@ -5,6 +5,12 @@ The elements are collected in one flat tensor. The counter of the loop gives the
     list = EmptyTensorList            ->    rows = []
     list = PushBack(list, value)      ->    rows = Concat(rows, Reshape(value, [-1]))
     TensorListStack(list, shape)      ->    Reshape(rows, [counter, *shape])
+
+Keras' recurrent layers set the elements of a list of known length in their order, which is the same, or replace the
+only element of a list in each iteration:
+
+    list = TensorListReserve(shape, 1)       ->    rows = []
+    list = TensorListSetItem(list, 0, value) ->    rows = Reshape(value, [-1])
 """
 
 from collections.abc import Iterator
@@ -12,12 +18,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from quantkit.convert.litert_loops import source_of
 from quantkit.ir.draft import Draft
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.semantics import ADD_OPS, LOOP_OPS
+from quantkit.ops.shape_inference import Inference, infer
+from quantkit.ops.shape_rules import SCALAR
 
 
 @dataclass(frozen=True)
@@ -27,8 +36,8 @@ class _List:
     Attributes:
         loop: node of the loop.
         port: index of the loop variable.
-        counter: index of the loop variable that counts the iterations from 0.
-        push: node of the body that appends an element.
+        counter: index of the loop variable that counts the iterations from 0; None if each replaces the only element.
+        push: node of the body that appends or replaces an element.
         dtype: element type.
         stacks: nodes after the loop that convert the list to one tensor.
         dims: element shape, with -1 for one unknown size.
@@ -36,7 +45,7 @@ class _List:
 
     loop: Node
     port: int
-    counter: int
+    counter: int | None
     push: Node
     dtype: DType
     stacks: tuple[Node, ...]
@@ -45,7 +54,9 @@ class _List:
 
 def flatten_lists(graph: Graph) -> Graph:
     """Replace the lists of loops by flat tensors if one size of their elements is unknown."""
-    lists = [list_ for node in graph.nodes.values() if node.op in LOOP_OPS for list_ in _find_lists(graph, node)]
+    loop_nodes = [node for node in graph.nodes.values() if node.op in LOOP_OPS]
+    inference = infer(graph) if loop_nodes else Inference({}, {})
+    lists = [list_ for node in loop_nodes for list_ in _find_lists(graph, node, inference)]
     draft = Draft(graph)
     loops: dict[str, Node] = {}
     functions: dict[str, Function[Graph]] = {}
@@ -58,7 +69,7 @@ def flatten_lists(graph: Graph) -> Graph:
             draft.replace(stack.name, *_stack(graph, list_, stack))
         for role in ("body", "cond"):
             name = _function_name(loop, role)
-            functions[name] = _flatten_in(functions.get(name, graph.library[name]), list_)
+            functions[name] = _flatten_in(functions.get(name) or _load(graph, name), list_)
     for name, loop in loops.items():
         draft.replace(name, loop)
     return draft.graph().with_(library=graph.library.with_(*functions.values())) if lists else graph
@@ -69,26 +80,94 @@ def _function_name(loop: Node, role: str) -> str:
     return function.name if isinstance(function, FunctionName) else ""
 
 
-def _find_lists(graph: Graph, loop: Node) -> Iterator[_List]:
+def _load(graph: Graph, name: str) -> Function[Graph]:
+    """Return a function of the graph without Identity nodes."""
+    function = graph.library[name]
+    body = function.graph
+    controls = {*function.controls.values(), *(name for node in body.nodes.values() for name in node.controls)}
+    nodes = [
+        node.with_(inputs=tuple(source_of(body.nodes, edge) for edge in node.inputs))
+        for node in body.nodes.values()
+        if node.op != "Identity" or node.name in controls
+    ]
+    outputs = tuple(source_of(body.nodes, edge) for edge in body.outputs)
+    return replace(function, graph=body.with_nodes(nodes).with_(outputs=outputs))
+
+
+def _find_lists(graph: Graph, loop: Node, inference: Inference) -> Iterator[_List]:
     """Yield the lists of a loop with functions of its own."""
     names = [_function_name(loop, role) for role in ("body", "cond")]
     if any(name not in graph.library or graph.library.is_open(name) for name in names):
         return
     if not _has_own_functions(graph, loop, names):
         return
-    body, condition = (graph.library[name].graph for name in names)
-    counter = _find_counter(graph, loop, body)
+    body, condition = (_load(graph, name).graph for name in names)
+    counters = _find_counters(graph, loop, body)
     for port, edge in enumerate(loop.inputs):
-        push = body[body.outputs[port].node]
-        is_pushed = push.op == "TensorListPushBack" and push.inputs[0] == body.inputs[port]
+        push, source = body[body.outputs[port].node], graph[edge.node]
         uses = (*body.uses.get(body.inputs[port], ()), *condition.uses.get(condition.inputs[port], ()))
-        is_list = graph[edge.node].op == "EmptyTensorList" and is_pushed and len(uses) == 1
+        if len(uses) != 1 or push.inputs[:1] != (body.inputs[port],):
+            continue
+        if (source.op, push.op) == ("EmptyTensorList", "TensorListPushBack"):
+            ports: list[int | None] = [*counters]
+        elif (source.op, push.op) == ("TensorListReserve", "TensorListSetItem"):
+            index, count = push.inputs[1], source.inputs[1]
+            is_single = _number(body, index) == 0 and _number(graph, count) == 1
+            is_complete = _sets_all(graph, loop, (body, condition), counters, count, inference)
+            ports = [None] if is_single else [port for port in counters if is_complete and index == body.inputs[port]]
+        else:
+            continue
         stacks = [use.node for use in graph.uses.get(Edge(loop.name, port), ())]
-        dims = _element_dims(graph, graph[edge.node], stacks) if is_list else None
-        if counter is not None and dims is not None and dims.count(-1) == 1:
+        dims = _element_dims(graph, source, stacks)
+        if ports and dims is not None and dims.count(-1) == 1:
             dtype = push.attrs["element_dtype"]
             assert isinstance(dtype, DType)
-            yield _List(loop, port, counter, push, dtype, tuple(stacks), dims)
+            yield _List(loop, port, ports[0], push, dtype, tuple(stacks), dims)
+
+
+def _number(graph: Graph, edge: Edge) -> int | None:
+    """Return the value of a scalar constant."""
+    tensor = graph.constant_of(edge)
+    return None if tensor is None or tensor.shape else int(tensor.array)
+
+
+def _sets_all(
+    graph: Graph,
+    loop: Node,
+    functions: tuple[Graph, Graph],
+    counters: list[int],
+    count: Edge,
+    inference: Inference,
+) -> bool:
+    """Return True if all conditions of a loop are that a counter is below the number of elements of a list."""
+    body, condition = functions
+    pending = list(condition.outputs)
+    while pending:
+        node = condition[pending.pop().node]
+        if node.op == "LogicalAnd":
+            pending += node.inputs
+            continue
+        if node.op != "Less" or node.inputs[0] not in [condition.inputs[port] for port in counters]:
+            return False
+        limit: Edge | int | None = _number(condition, node.inputs[1])
+        if node.inputs[1] in condition.inputs:
+            port = condition.inputs.index(node.inputs[1])
+            limit = _value(graph, loop.inputs[port], inference) if body.outputs[port] == body.inputs[port] else None
+        if limit is None or limit != _value(graph, count, inference):
+            return False
+    return True
+
+
+def _value(graph: Graph, edge: Edge, inference: Inference) -> Edge | int:
+    """Return the value of a scalar if it is known, else the edge that has it."""
+    number, sizes = _number(graph, edge), inference.sizes.get(edge)
+    if number is None and sizes is not None and not sizes.shape:
+        number = sizes.item()
+    if number is not None:
+        return number
+    node = graph[edge.node]
+    is_same = node.op == "Max" and inference.shapes.get(node.inputs[0]) == SCALAR
+    return _value(graph, node.inputs[0], inference) if is_same else source_of(graph.nodes, edge)
 
 
 def _has_own_functions(graph: Graph, loop: Node, names: list[str]) -> bool:
@@ -99,16 +178,15 @@ def _has_own_functions(graph: Graph, loop: Node, names: list[str]) -> bool:
     )
 
 
-def _find_counter(graph: Graph, loop: Node, body: Graph) -> int | None:
-    """Return the index of the loop variable that counts the iterations from 0."""
+def _find_counters(graph: Graph, loop: Node, body: Graph) -> list[int]:
+    """Return the indices of the loop variables that count the iterations from 0."""
+    counters = []
     for port, (edge, result) in enumerate(zip(loop.inputs, body.outputs, strict=True)):
-        first, step = graph.constant_of(edge), body[result.node]
-        if first is None or first.shape or first.array != 0 or step.op not in ADD_OPS:
-            continue
-        increments = [body.constant_of(source) for source in step.inputs if source != body.inputs[port]]
-        if len(increments) == 1 and increments[0] is not None and increments[0].array == 1:
-            return port
-    return None
+        step = body[result.node]
+        if _number(graph, edge) == 0 and step.op in ADD_OPS:
+            increments = [_number(body, source) for source in step.inputs if source != body.inputs[port]]
+            counters += [port] if increments == [1] else []
+    return counters
 
 
 def _element_dims(graph: Graph, empty: Node, stacks: list[Node]) -> tuple[int, ...] | None:
@@ -138,7 +216,8 @@ def _flatten_in(function: Function[Graph], list_: _List) -> Function[Graph]:
     """Return the body or the condition of a loop with flat rows as argument."""
     body = function.graph
     argument = body[body.inputs[list_.port].node]
-    nodes = {**body.nodes, argument.name: argument.with_attrs(T=list_.dtype)}
+    shapes = (Shape((None,)),) if "_output_shapes" in argument.attrs else None
+    nodes = {**body.nodes, argument.name: argument.with_attrs(T=list_.dtype, _output_shapes=shapes)}
     results = function.results
     if list_.push.name in nodes:
         nodes |= {node.name: node for node in _append(body, list_)}
@@ -148,12 +227,14 @@ def _flatten_in(function: Function[Graph], list_: _List) -> Function[Graph]:
 
 
 def _append(body: Graph, list_: _List) -> list[Node]:
-    """Return the nodes that append the elements of a value to flat rows."""
+    """Return the nodes that append the elements of a value to flat rows, or replace the rows."""
     push = list_.push
     flat = constant(free_name(body, f"{push.name}/shape"), np.array([-1], np.int32))
     axis = constant(free_name(body, f"{push.name}/axis"), np.int32(0))
     reshape: dict[str, Attr] = {"T": list_.dtype, "Tshape": DType.INT32}
-    value = Node(free_name(body, f"{push.name}/value"), "Reshape", (push.inputs[1], Edge(flat.name)), attrs=reshape)
+    value = Node(free_name(body, f"{push.name}/value"), "Reshape", (push.inputs[-1], Edge(flat.name)), attrs=reshape)
+    if list_.counter is None:
+        return [flat, value.with_(name=push.name, controls=push.controls)]
     inputs = (push.inputs[0], Edge(value.name), Edge(axis.name))
     attrs: dict[str, Attr] = {"T": list_.dtype, "Tidx": DType.INT32, "N": 2}
     return [flat, axis, value, Node(push.name, "ConcatV2", inputs, controls=push.controls, attrs=attrs)]
@@ -165,20 +246,24 @@ def _stack(graph: Graph, list_: _List, stack: Node) -> list[Node]:
         constant(free_name(graph, f"{stack.name}/{suffix}"), np.array(values, np.int32))
         for suffix, values in (("one", [1]), ("dims", list_.dims), ("axis", 0))
     )
-    count, number, shape = (free_name(graph, f"{stack.name}/{suffix}") for suffix in ("count", "number", "shape"))
-    types: tuple[DType, ...] = list_.loop.attrs["T"]  # type: ignore[assignment]
-    dtype = types[list_.counter]
-    counter = Edge(list_.loop.name, list_.counter)
+    number, shape = (free_name(graph, f"{stack.name}/{suffix}") for suffix in ("number", "shape"))
+    counting: list[Node] = []
+    if list_.counter is not None:
+        types: tuple[DType, ...] = list_.loop.attrs["T"]  # type: ignore[assignment]
+        counter, count = Edge(list_.loop.name, list_.counter), free_name(graph, f"{stack.name}/count")
+        counting = [
+            Node(count, "Cast", (counter,), attrs={"SrcT": types[list_.counter], "DstT": DType.INT32}),
+            Node(number, "Reshape", (Edge(count), Edge(first.name)), attrs={"T": DType.INT32, "Tshape": DType.INT32}),
+        ]
     return [
         first,
         dims,
         axis,
-        Node(count, "Cast", (counter,), attrs={"SrcT": dtype, "DstT": DType.INT32}),
-        Node(number, "Reshape", (Edge(count), Edge(first.name)), attrs={"T": DType.INT32, "Tshape": DType.INT32}),
+        *counting,
         Node(
             shape,
             "ConcatV2",
-            (Edge(number), Edge(dims.name), Edge(axis.name)),
+            (Edge(number if counting else first.name), Edge(dims.name), Edge(axis.name)),
             attrs={"T": DType.INT32, "Tidx": DType.INT32, "N": 2},
         ),
         Node(stack.name, "Reshape", (stack.inputs[0], Edge(shape)), attrs={"T": list_.dtype, "Tshape": DType.INT32}),

@@ -52,7 +52,7 @@ def _copy_in_body(function: Function[Graph]) -> Function[Graph]:
     nodes = dict(body.nodes)
     outputs = list(body.outputs)
     for port, edge in enumerate(body.outputs):
-        source = _source_of(nodes, edge)
+        source = source_of(nodes, edge)
         if source in body.inputs and body.inputs.index(source) != port:
             dtype = nodes[source.node].attrs.get("T")
             copies = _copy(body, edge, dtype, f"{source.node}/copy/{port}", ())
@@ -70,7 +70,7 @@ def _copy_in_frames(graph: Graph) -> Graph:
         backs = [node for node in producers if node.op in NEXT_ITERATIONS and node.inputs]
         if merge.op not in LOOP_MERGES or not backs:
             continue
-        switch = graph[_source_of(nodes, backs[0].inputs[0]).node]
+        switch = graph[source_of(nodes, backs[0].inputs[0]).node]
         if switch.op not in SWITCHES or not switch.inputs or switch.inputs[0].node == merge.name:
             continue
         dtype = merge.attrs.get("T", DType.FLOAT)
@@ -84,7 +84,8 @@ def _copy_in_frames(graph: Graph) -> Graph:
     return graph.with_nodes(nodes.values()) if len(nodes) > len(graph) else graph
 
 
-def _source_of(nodes: Mapping[str, Node], edge: Edge) -> Edge:
+def source_of(nodes: Mapping[str, Node], edge: Edge) -> Edge:
+    """Return the edge whose value an edge has after Identity nodes."""
     for _ in range(len(nodes)):  # a cycle ends
         node = nodes[edge.node]
         if node.op != "Identity" or not node.inputs:

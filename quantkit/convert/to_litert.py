@@ -27,7 +27,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 
 # Version of the code around the converter; it is part of the cache key and grows with each change of that code.
-EDITION = 3
+EDITION = 7
 # Constants of fewer elements are not weights, but for example axes and sizes.
 MIN_WEIGHTS = 256
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -251,7 +251,9 @@ def _rename_functions(message: Any, suffix: str) -> None:
 
 
 def _choose_hint(reason: str) -> str:
-    """Return the hint for the reason of a failure: LiteRT has the lists of TensorFlow 2 only."""
+    """Return the hint for the reason of a failure: LiteRT has the lists of TensorFlow 2 only, with known sizes."""
+    if "element_shape" in reason:
+        return f"state the sizes of the input (--input-shape), or {_HINT}"
     return _LIST_HINT if "TensorArray" in reason else _HINT
 
 

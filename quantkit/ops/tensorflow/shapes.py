@@ -420,6 +420,19 @@ def _shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
     return [Shape((len(dims_of(shapes[0])),))]
 
 
+@RULES.rule("While StatelessWhile If StatelessIf")
+def _stated_outputs(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    stated: Any = node.attrs.get("output_shapes", ())
+    return stated if all(isinstance(shape, Shape) for shape in stated) else ()
+
+
+@RULES.rule("TensorListStack")
+def _stack_list(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    count = attribute(node, "num_elements")
+    sizes = constants[1].array.tolist()
+    return [Shape(tuple(None if size < 0 else size for size in (count, *sizes)))]
+
+
 @RULES.rule("DecodeJpeg DecodePng")
 def _decode_image(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     channels: Any = node.attrs.get("channels") or None

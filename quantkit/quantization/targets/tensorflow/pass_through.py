@@ -15,34 +15,38 @@ def add_pass_through(builder: GraphBuilder, node: Node) -> None:
     """Add the quantized form of a pass-through node, or the float node if there is no such form.
 
     Raises:
-        GraphError: the plan does not fit the graph, or the node concatenates along an unknown axis.
+        GraphError: the plan does not fit the graph.
     """
     output = Edge(node.name)
     planned = builder.planned_tensor(output)
     if planned is None:
         raise GraphError(f"the plan lists {node.name!r} as pass-through and does not quantize it", hint=ANNOTATE_AGAIN)
     if node.op in CONCAT_OPS:
-        builder.quantized[output] = _concat(builder, node, planned)
-        return
-    tensor = _apply(builder, node, builder.quantized_tensor(node.inputs[0]))
+        tensor = _concat(builder, node, planned)
+        reason = "the axis of the concatenation is unknown"
+    else:
+        tensor = _apply(builder, node, builder.quantized_tensor(node.inputs[0]))
+        tensor = tensor and builder.requantize(node.name, tensor, planned)
+        reason = "a mean over an unknown size has no equivalent average pool"
     if tensor is None:
-        builder.reasons[node.name] = "a mean over an unknown size has no equivalent average pool"
+        builder.reasons[node.name] = reason
         builder.keep(node)
     else:
-        builder.quantized[output] = builder.requantize(node.name, tensor, planned)
+        builder.quantized[output] = tensor
 
 
-def _concat(builder: GraphBuilder, node: Node, planned: QuantizedTensor) -> QuantizedTensor:
+def _concat(builder: GraphBuilder, node: Node, planned: QuantizedTensor) -> QuantizedTensor | None:
+    """Concatenate quantized values; None if the axis is not constant, or counts from the end of an unknown rank."""
     slot = 0 if node.op == "Concat" else len(node.inputs) - 1
     parts = [edge for index, edge in enumerate(node.inputs) if index != slot]
     value = builder.source.constant_of(node.inputs[slot])
     if value is None:
-        raise GraphError(f"the axis of {node.name!r} is not constant", hint="run fold_constants first")
+        return None
     ranks = (builder.shapes.get(edge, UNKNOWN).rank for edge in parts)
     rank = next((rank for rank in ranks if rank is not None), None)
     axis = int(value.array.reshape(-1)[0])
     if axis < 0 and rank is None:
-        raise GraphError(f"the axis {axis} of {node.name!r} needs a known rank", hint="give the input shape")
+        return None
     axis = axis + (rank or 0) if axis < 0 else axis
     tensors = [
         builder.requantize(f"{node.name}/{index}", builder.quantized_tensor(edge), planned)
