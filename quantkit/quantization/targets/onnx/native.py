@@ -27,12 +27,14 @@ from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import INTEGER_BIAS_OPS
+from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.onnx.fused_gates import SILU
 from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
+from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
 # x * sigmoid(x) is above -0.003 for smaller values.
 SILU_MINIMUM = -8.0
@@ -117,7 +119,7 @@ class _NativeQuantization:
         for pattern in self.plan.patterns:
             if pattern.weights:
                 self._quantize_layer(pattern)
-        self._share_tables()
+        self._store_tables_once()
         int8_nodes, int8_consumers = self._int8_nodes()
         outputs = [edge for edge in self.parameters if edge.node in int8_nodes and edge in self.source.outputs]
         for edge in [edge for edge in self.parameters if edge not in outputs]:
@@ -188,7 +190,7 @@ class _NativeQuantization:
             self.constants.add(node.inputs[slot].node)
             self.nodes[bias_name] = node.with_input(slot, edge)
 
-    def _share_tables(self) -> None:
+    def _store_tables_once(self) -> None:
         """Store a table once that is also the weights of a layer, or their transpose.
 
             before    Gather(table, ids)
@@ -205,25 +207,24 @@ class _NativeQuantization:
                 if len(table.shape) == 2 and sorted(table.shape) == sorted(weights.shape):
                     is_equal = np.array_equal(table.array, weights.array)
                     if is_equal or np.array_equal(table.array, weights.array.T):
-                        self._gather_quantized(node, name, table, is_transposed=not is_equal)
+                        self._gather_quantized(node, name, is_transposed=not is_equal)
                         break
 
-    def _gather_quantized(self, gather: Node, name: str, table: Tensor, *, is_transposed: bool) -> None:
-        added = {node.name: number for number, node in enumerate(self.new_nodes)}
-        edge = next(edge for (weights, _), edge in self.weights.items() if weights == name)
-        dequantize = self.new_nodes[added[edge.node]]
-        quantized, scale, _ = dequantize.inputs
-        stored = self.new_nodes[added[quantized.node]]
-        if stored.op == "Transpose":
-            quantized = stored.inputs[0]
-        elif is_transposed:
-            values = Tensor(stored.value.dtype, table.shape, partial(_transpose, stored.value))
-            quantized = self._add_constant(f"{gather.inputs[0].node}/codes", values)
-            self.new_nodes[added[stored.name]] = Node(stored.name, "Transpose", (quantized,), attrs={"perm": (1, 0)})
+    def _gather_quantized(self, gather: Node, name: str, *, is_transposed: bool) -> None:
         ids = gather.inputs[1]
-        rows = self._add(Node(f"{gather.name}/codes", "Gather", (quantized, ids), attrs=dict(gather.attrs)))
+        rank = infer_shapes(self.source).get(ids, UNKNOWN).rank
+        if is_transposed and rank is None:
+            return
+        edge = next(edge for (weights, _), edge in self.weights.items() if weights == name)
+        dequantize = next(node for node in self.new_nodes if node.name == edge.node)
+        quantized, scale, _ = dequantize.inputs
+        axis = int(is_transposed)
+        rows = self._add(Node(f"{gather.name}/codes", "Gather", (quantized, ids), attrs={"axis": axis}))
+        if rank is not None and is_transposed:
+            perm = (*range(1, rank + 1), 0)
+            rows = self._add(Node(f"{gather.name}/rows", "Transpose", (rows,), attrs={"perm": perm}))
         wide = self._add(Node(f"{gather.name}/wide", "Cast", (rows,), attrs={"to": 1}))
-        if dequantize.attrs.get("axis") == int(is_transposed):
+        if dequantize.attrs.get("axis") == axis:
             scales = self._add(Node(f"{gather.name}/scales", "Gather", (scale, ids)))
             last = self._add_constant(f"{gather.name}/last", np.array([-1], np.int64))
             scale = self._add(Node(f"{gather.name}/steps", "Unsqueeze", (scales, last)))
@@ -383,10 +384,6 @@ def _later_outputs(graph: Graph) -> Iterator[str]:
 def _clamp(limits: Range, least: float) -> Range:
     """Return the range without values below a limit."""
     return Range(max(limits.low, least), max(limits.high, least))
-
-
-def _transpose(values: Tensor) -> Array:
-    return np.ascontiguousarray(values.array.T)
 
 
 def _quantize(weights: Tensor, parameters: QuantizationParameters) -> Array:
