@@ -46,7 +46,7 @@
     view = name;
     stage.classList.toggle("both", view === "both");
     for (const key of Object.keys(graphs)) document.getElementById(key).hidden = view !== "both" && view !== key;
-    for (const button of document.querySelectorAll("[data-view]")) {
+    for (const button of document.querySelectorAll("button[data-view]")) {
       button.setAttribute("aria-pressed", String(button.dataset.view === view));
     }
   }
@@ -158,7 +158,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter") pick(event.target);
   });
-  for (const button of document.querySelectorAll("[data-view]")) {
+  for (const button of document.querySelectorAll("button[data-view]")) {
     button.addEventListener("click", () => setView(button.dataset.view));
   }
   document.getElementById("search").addEventListener("input", (event) => {
@@ -176,7 +176,8 @@
       ),
     );
   });
-  setView(window.innerWidth < 900 ? "after" : "both");
+  setView(stage.dataset.view || (window.innerWidth < 900 ? "after" : "both"));
+  if (stage.dataset.view) for (const button of document.querySelectorAll("button[data-view]")) button.hidden = true;
   show("before", 0);
   show("after", 0);
 })();

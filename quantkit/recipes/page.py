@@ -31,10 +31,16 @@ def trace_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
     graphs = {"before": _with_bodies(before), "after": _with_bodies(after)}
     pages = {key: split_into_pages(graph) for key, graph in graphs.items()}
     nodes = {key: _with_functions(document[key]) for key in graphs}
-    title = f"{document['model']}: {len(before)} -> {len(after)} nodes"
+    is_same = all(node["fate"] == SAME for key in graphs for node in nodes[key])
+    count = f"nothing to do, {len(after)} nodes" if is_same else f"{len(before)} -> {len(after)} nodes"
+    title = f"{document['model']}: {count}"
+    number = len(document["steps"])
     body = Template(_part("page.html")).substitute(
         title=escape_text(title),
         recipe=escape_text(document["recipe"]),
+        summary=f'<p class="note">None of the {number} steps changed a node.</p>' if is_same else "",
+        open="" if is_same else " open",
+        view="after" if is_same else "",
         steps="\n".join(_step(number, step) for number, step in enumerate(document["steps"], 1)),
         ops=_ops(document["before"]["op_counts"], document["after"]["op_counts"]),
         before=_figures(pages["before"], nodes["before"]),

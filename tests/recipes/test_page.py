@@ -100,6 +100,18 @@ def test_steps_without_changes_are_dimmed() -> None:
     assert rows[:3] == [None, None, "idle"]
 
 
+def test_unchanged_graph_is_shown_once_with_collapsed_steps() -> None:
+    text = make_page(["a"], "fold_pads fold_constants")
+    assert "<title>&lt;model&gt;: nothing to do, 4 nodes</title>" in text
+    assert "None of the 2 steps changed a node." in text
+    assert "<details><summary><h2>Steps</h2></summary>" in text
+    assert '<div class="stage" data-view="after">' in text
+    changed = make_page(["a", "b"])
+    assert "nothing to do" not in changed
+    assert "<details open><summary><h2>Steps</h2></summary>" in changed
+    assert '<div class="stage" data-view="">' in changed
+
+
 def test_both_graphs_are_side_by_side() -> None:
     buttons = [attrs["data-view"] for tag, attrs in Page(make_page(["a"])).elements if tag == "button"]
     assert buttons == ["before", "after", "both"]
