@@ -42,3 +42,22 @@ def test_a_tied_embedding_is_stored_once(projection: str, ids_shape: tuple[int, 
     sizes = [node.value for node in graph.nodes.values() if node.is_constant and node.value.num_elements == table.size]
     assert [value.dtype for value in sizes] == [DType.INT8]
     assert report.num_bytes < 0.5 * report.float_num_bytes
+
+
+@pytest.mark.engine
+def test_layers_that_share_weights_along_other_axes_are_int8() -> None:
+    package = pytest.importorskip("onnx")
+    make, info = package.helper.make_node, package.helper.make_tensor_value_info
+    weights = (RANDOM.standard_normal((32, 32)) * 0.2).astype(np.float32)
+    graph = package.helper.make_graph(
+        [make("MatMul", ["x", "w"], ["a"]), make("Relu", ["a"], ["b"]), make("Gemm", ["b", "w"], ["y"], transB=1)],
+        "g",
+        [info("x", 1, (4, 32))],
+        [info("y", 1, (4, 32))],
+        [package.numpy_helper.from_array(weights, "w")],
+    )
+    model = package.helper.make_model(graph, opset_imports=[package.helper.make_opsetid("", 17)], ir_version=8)
+    report = qk.quantize(model, RANDOM.standard_normal((16, 4, 32)).astype(np.float32), runs=0).report
+    assert report.census.int8_fraction == 1
+    assert report.accuracy.sqnr is not None
+    assert report.accuracy.sqnr.worst > 25

@@ -19,6 +19,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
+from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
 
 
@@ -39,6 +40,21 @@ def lower_layers(graph: Graph, *, splits_kernels: bool) -> Graph:
             with suppress(IndexError, ValueError, TypeError):  # the runtime reports an invalid node with more detail
                 if nodes := rules[node.op](graph, node):
                     draft.replace(node.name, *nodes)
+    return _separate_weights(draft.graph())
+
+
+def _separate_weights(graph: Graph) -> Graph:
+    """Return the graph with a copy of weights that layers share along other channel axes: each has its own scales."""
+    roles, draft = find_roles(graph), Draft(graph)
+    axes_of: dict[str, tuple[int, ...]] = {}
+    for node in graph.nodes.values():
+        if node.op not in roles.layer_ops or not roles.is_valid(node):
+            continue
+        name = node.inputs[WEIGHTS_INDEX].node
+        axes = roles.weights_axes(graph, node).get(WEIGHTS_INDEX, ())
+        if graph[name].is_constant and axes_of.setdefault(name, axes) != axes:
+            copy = graph[name].with_(name=free_name(graph, f"{node.name}/weights"))
+            draft.replace(node.name, copy, node.with_input(WEIGHTS_INDEX, copy.name))
     return draft.graph()
 
 
