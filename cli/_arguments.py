@@ -95,7 +95,7 @@ def add_plugin(parser: _ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="load extra transforms from this Python file; may be repeated",
+        help="load extra transforms and Keras objects from this Python file; may be repeated",
     )
     parser.set_defaults(plugin_transforms=[])
 

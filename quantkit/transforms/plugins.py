@@ -1,18 +1,20 @@
-"""Transforms of plugins: Python files that the user names, and installed distributions.
+"""Transforms and Keras objects of plugins: Python files that the user names, and installed distributions.
 
 A distribution registers transforms by an entry point of the group ``quantkit.transforms``: a module whose import
 registers them, or one of its transforms. No other code is imported: models and recipes cannot name a plugin.
 """
 
 import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.arguments import expand_user
 from quantkit.errors import QuantkitError, RecipeError, did_you_mean
 from quantkit.transforms.registry import PLUGIN, REGISTRY, Transform, locate
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "quantkit.transforms"
+_KERAS_IMPORT = re.compile(rb"^\s*(?:import|from)\s+(?:keras|tensorflow|tf_keras)\b", re.MULTILINE)
 USAGE = "put @quantkit.rewriting.transform above a function (graph, *, option=default) that returns a graph"
 
 
@@ -61,13 +64,14 @@ def find_transform(name: str, names: Iterable[str] | None = None) -> Transform:
 
 
 def load_file(path: Path) -> tuple[Transform, ...]:
-    """Run a Python file and return the transforms that it registers.
+    """Run a Python file and return the transforms that it registers; it may register objects of Keras as well.
 
     Args:
         path: file that the user names on the command line or in a call.
 
     Raises:
-        RecipeError: the file cannot be read or run, or registers no transform; the message has file and line.
+        RecipeError: the file cannot be read or run, or registers no transform and no Keras object; the message has
+            file and line.
     """
     file = Path(os.path.realpath(expand_user(path)))
     if not file.is_file():
@@ -79,7 +83,9 @@ def load_file(path: Path) -> tuple[Transform, ...]:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    before = dict(REGISTRY)
+    if _KERAS_IMPORT.search(file.read_bytes()) and tensorflow.available().ok:
+        tensorflow.import_tensorflow()  # with quantkit's settings, and without its log
+    before, objects = dict(REGISTRY), keras_objects()
     sys.modules[module.__name__] = module
     try:
         spec.loader.exec_module(module)
@@ -89,9 +95,21 @@ def load_file(path: Path) -> tuple[Transform, ...]:
         hint = error.hint if isinstance(error, QuantkitError) else "--debug prints the whole traceback"
         raise RecipeError(f"plugin {locate(error, str(file))}", hint) from error
     transforms = tuple(transform for name, transform in REGISTRY.items() if before.get(name) is not transform)
-    if not transforms:
-        raise RecipeError(f"plugin {path} registers no transform", hint=USAGE)
+    if not transforms and all(objects.get(key) is value for key, value in keras_objects().items()):
+        hint = f"{USAGE}, or @keras.saving.register_keras_serializable() above a layer or function"
+        raise RecipeError(f"plugin {path} registers no transform and no Keras object", hint)
     return transforms
+
+
+def keras_objects() -> Mapping[str, Any]:
+    """Return the registered objects of the imported versions of Keras."""
+    modules = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
+    return {f"{each.__name__} {key}": value for each in modules for key, value in _custom_objects(each).items()}
+
+
+def _custom_objects(keras: Any) -> Mapping[str, Any]:
+    objects: Mapping[str, Any] = keras.utils.get_custom_objects()
+    return objects
 
 
 def load_installed() -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from quantkit.model import LoadOptions, as_model
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, find_runtime, split_runtime
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
+from quantkit.transforms.plugins import keras_objects
 from quantkit.zoo.cards import find_card, list_cards
 from quantkit.zoo.fetch import fetch
 
@@ -199,14 +200,19 @@ def find_candidate(model: Any, settings: Settings, file: Path, **load_options: U
     if isinstance(model, str | os.PathLike):
         model, runtime = split_runtime(os.fspath(model))
         settings = settings if runtime is None else replace(settings, runtime=runtime)
-        if load_options.keys() <= DOWNLOAD_OPTIONS:
+        if load_options.keys() <= DOWNLOAD_OPTIONS and not _needs_objects(expand_user(model)):
             return _file_candidate(model, settings, load_options)
         load_options |= {"inputs": settings.inputs, "outputs": settings.outputs}
-    loaded = as_model(model, **load_options) if load_options.keys() - DOWNLOAD_OPTIONS else as_model(model)
+    loaded = as_model(model, **load_options)
     if isinstance(loaded.runnable, Path):
         return Candidate(loaded.name, loaded.runnable, settings)
     label = f"graph of {len(loaded.runnable)} nodes" if isinstance(model, Graph) else loaded.name
     return _write_candidate(label, loaded.runnable, settings, file)
+
+
+def _needs_objects(path: Path) -> bool:
+    """Return True if a file may need objects of Keras that are registered in this process, and in no other one."""
+    return formats.SUFFIXES.get(path.suffix.lower()) == "keras" and bool(keras_objects())
 
 
 def _file_candidate(name: str, settings: Settings, load_options: LoadOptions) -> Candidate:

@@ -59,6 +59,10 @@ _MIN_VERSION = (3, 13, 2)
 # CPU time limit of the inspection: a constant, plus time for each byte; both are 20 times the usual
 # time.
 _SECONDS, _BYTES_PER_SECOND = 5, 20_000_000
+_REGISTERED = (
+    "register the function with keras.saving.register_keras_serializable in a module, build the model with it, pass "
+    "--plugin MODULE.py"
+)
 _TRUSTED = "load it in Python, if you trust it, and give the model to quantkit.load"
 
 
@@ -229,12 +233,15 @@ def _check_config(
         name = str(description["config"]) if class_name == "function" else class_name
         dotted_path = f"{description.get('module') or 'keras'}.{name}"
         *modules, last_name = dotted_path.split(".")
+        if last_name == "Lambda" and _calls_registered_function(description["config"], keras):
+            continue
         if last_name in _CARRIERS:
             inner = description["config"]
             layer = inner.get("name", "") if isinstance(inner, dict) else ""
             kind = last_name.strip("_")
             raise InputError(
-                f"{path} has a {kind} {layer!r}: quantkit does not run code from a model file", hint=_TRUSTED
+                f"{path} has a {kind} {layer!r}: quantkit does not run code from a model file",
+                hint=_TRUSTED if kind.lower() != "lambda" else f"{_REGISTERED}; or {_TRUSTED}",
             )
         # Keras looks functions up by their name, and classes by their registered name.
         key = name if class_name == "function" else str(description.get("registered_name") or name)
@@ -242,6 +249,24 @@ def _check_config(
             continue
         if last_name in _TOOLS or not is_known(description, modules, last_name):
             raise _unknown_class(path, dotted_path)
+
+
+def _calls_registered_function(config: Any, keras: Any) -> bool:
+    """Return True if a Lambda layer calls a registered function by its name, and contains no code.
+
+    Args:
+        config: configuration of the layer; that of Keras 2 contains the name, that of Keras 3 a description.
+        keras: the Keras that will load the file.
+    """
+    if not isinstance(config, dict):
+        return False
+    function = config.get("function")
+    if isinstance(function, dict):
+        name = function.get("config") if function.get("class_name") == "function" else None
+    else:
+        kinds = config.get("function_type"), config.get("output_shape_type", "raw"), config.get("mask_type")
+        name = function if kinds == ("function", "raw", None) else None
+    return isinstance(name, str) and keras.utils.get_registered_object(name) is not None
 
 
 def _is_of_keras3(description: Mapping[str, Any], modules: list[str], name: str) -> bool:
@@ -270,8 +295,8 @@ def _descriptions(config: Any) -> Iterator[Mapping[str, Any]]:
 def _unknown_class(path: Path, name: str) -> InputError:
     return InputError(
         f"{path} needs {name!r}, which is not a layer or function of Keras",
-        hint="register it with keras.saving.register_keras_serializable and call quantkit.load in the same process, "
-        "or freeze the model to a .pb file where it was built",
+        hint="register it with keras.saving.register_keras_serializable in a module, and pass --plugin MODULE.py, or "
+        "import the module before quantkit.load",
     )
 
 
