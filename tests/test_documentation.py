@@ -198,6 +198,19 @@ def test_tables_are_the_committed_measurements(page: Path) -> None:
     assert fill_tables(page) == page.read_text(), "run python tests/support/documentation_tables.py"
 
 
+def test_chart_of_the_readme_is_drawn_from_the_committed_medians(tmp_path: Path) -> None:
+    from results_chart import read_benchmark
+
+    from quantkit.benchmark import benchmark
+    from quantkit.benchmark.report_page import save_page
+
+    file = ROOT / "tests" / "bench" / "eight_bit_latency.json"
+    expected = json.loads(json.dumps(read_benchmark().to_json()))
+    assert json.loads(file.read_text()) == expected, "run python tests/support/results_chart.py"
+    save_page(tmp_path / "latency.svg", benchmark(file))
+    assert (tmp_path / "latency.svg").read_text() == (ROOT / "assets" / "latency.svg").read_text()
+
+
 def test_rewrite_table_has_one_column_per_runtime() -> None:
     from documentation_tables import rewrite_table
 

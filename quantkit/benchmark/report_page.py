@@ -27,7 +27,6 @@ from quantkit.runtimes import REGISTRY
 TITLE = "quantkit benchmark"
 # Layers in the chart; the table below it has more.
 NUM_LAYERS = 12
-LATENCY_TITLE = "Latency of one call: median and 95 % interval"
 
 
 def save_page(path: str | os.PathLike[str], benchmark: Benchmark | None = None, profile: Profile | None = None) -> None:
@@ -71,7 +70,7 @@ def median_chart(benchmark: Benchmark) -> str:
     """Return the medians with their intervals, the fastest first, as an SVG file."""
     machine = benchmark.measurements[0].context.machine.sentence if benchmark.measurements else ""
     chart = charts.draw_intervals(_bars(benchmark))
-    return charts.svg_document(LATENCY_TITLE, machine, _runtime_key(benchmark), chart)
+    return charts.svg_document(_latency_title(benchmark), machine, _runtime_key(benchmark), chart)
 
 
 def render_page(benchmark: Benchmark | None, profile: Profile | None) -> str:
@@ -98,7 +97,7 @@ def _benchmark_sections(benchmark: Benchmark, layers: Sequence[str]) -> Iterator
     marked = [index for index, row in enumerate(benchmark.ranked) if row is benchmark.fastest]
     tables = [html_table(titles, rows, right, marked) for titles, rows, right in benchmark.tables(benchmark.ranked)]
     chart = charts.draw_intervals(_bars(benchmark))
-    yield html_section(LATENCY_TITLE, charts.html_key(_runtime_key(benchmark)), chart, *tables[:-1])
+    yield html_section(_latency_title(benchmark), charts.html_key(_runtime_key(benchmark)), chart, *tables[:-1])
     if benchmark.baseline_comparison is not None:
         heading, *lines = benchmark.baseline_comparison.lines
         yield html_section("Change since the saved benchmark", f"<p>{escape_text(heading)}</p>", html_list(lines))
@@ -176,14 +175,16 @@ def _reason_section(reasons: Iterable[Reason]) -> str:
 def _bars(benchmark: Benchmark) -> list[charts.Bar]:
     """Return one bar for each measured row, the fastest first."""
     speedups = {id(row): speedup for row, speedup in zip(benchmark.rows, benchmark.speedups, strict=True)}
+    has_speedup = any(isinstance(each, Speedup) and each.outcome != "undecided" for each in benchmark.speedups)
+    fastest = min((each.summary.median for each in benchmark.measurements), default=0.0)
     bars = []
     for row in benchmark.ranked:
         if row.measurement is not None:
             summary, speedup = row.measurement.summary, speedups[id(row)]
-            note = "baseline" if speedup is None and len(benchmark.measurements) > 1 else ""
+            note = "baseline" if speedup is None and has_speedup else ""
             if isinstance(speedup, Speedup) and speedup.outcome != "undecided":
                 note = f"{speedup.ratio:.2f}x"
-            mark = "fastest" if row is benchmark.fastest and len(benchmark.measurements) > 1 else ""
+            mark = "fastest" if summary.median == fastest and len(benchmark.measurements) > 1 else ""
             name, series = _name(row.measurement), _series(row.measurement.context.runtime)
             text = f"{format_latency(summary.median)} ms"
             value, low, high = (1e3 * seconds for seconds in (summary.median, summary.low, summary.high))
@@ -204,6 +205,11 @@ def _claim(benchmark: Benchmark) -> str:
         return f"{name}, the fastest on this machine"
     baseline, interval = _name(benchmark.measurements[0]), f"{speedup.low:.2f}-{speedup.high:.2f}"
     return f"{name}, {speedup.ratio:.2f}x as fast as {baseline} (95 % CI {interval})"
+
+
+def _latency_title(benchmark: Benchmark) -> str:
+    has_intervals = any(len(measurement.seconds) > 1 for measurement in benchmark.measurements)
+    return f"Latency of one call: median{' and 95 % interval' if has_intervals else ''}"
 
 
 def _runtime_key(benchmark: Benchmark) -> list[charts.ChartSeries]:
