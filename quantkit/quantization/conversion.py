@@ -1,9 +1,8 @@
 """Steps of quantization that need no data: prepare the float graph, and convert it."""
 
 from quantkit.arguments import public
-from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.ir.graph import Graph
-from quantkit.quantization.annotation import annotate
+from quantkit.quantization.annotation import annotate, in_target_dialect
 from quantkit.quantization.corrections import correct_biases, equalize
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
@@ -17,7 +16,7 @@ from quantkit.runtimes import AUTO
 def prepare(graph: Graph, scheme: Scheme, *, runtime: str = AUTO) -> Graph:
     """Return the graph to annotate and calibrate, with equalized weights if the scheme has them.
 
-    An ONNX graph becomes a TensorFlow graph for a target that quantizes only those.
+    A graph of the other dialect than that of the target is converted.
 
     Args:
         graph: float graph.
@@ -25,11 +24,10 @@ def prepare(graph: Graph, scheme: Scheme, *, runtime: str = AUTO) -> Graph:
         runtime: runtime whose int8 kernels the form of the layers suits; ``auto`` for all runtimes of the target.
 
     Raises:
-        UnavailableError: an ONNX op has no TensorFlow equivalent, or no form in a later opset.
+        UnavailableError: an op has no equivalent in the dialect of the target, or no form in a later opset.
     """
-    if graph.dialect not in find_target(scheme.target).graph_dialects:
-        graph = as_tensorflow(graph)
-    elif not scheme.weights_only:
+    graph = in_target_dialect(graph, scheme.target)
+    if not scheme.weights_only:
         graph = find_target(scheme.target).prepare(graph, runtime)
     return equalize(graph, annotate(graph, scheme)) if scheme.equalize else graph
 
@@ -39,7 +37,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
     """Return the quantized graph in the dialect of the plan's target.
 
     Args:
-        graph: annotated float graph.
+        graph: annotated float graph, converted as in `annotate` if it has the other dialect.
         plan: decisions about the graph.
         ranges: range of every edge that the plan quantizes; empty with `Scheme.weights_only`.
 
@@ -48,6 +46,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         UnavailableError: the target is not available in this installation.
     """
     target = find_target(plan.scheme.target)
+    graph = in_target_dialect(graph, target.name)
     if plan.scheme.weights_only:
         return target.store_weights(graph, plan)
     plan.require_ranges(ranges)

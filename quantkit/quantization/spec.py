@@ -95,4 +95,3 @@ class Spec:
 WEIGHTS = Spec(DType.QINT8, symmetric=True, per_channel=True)
 AFFINE = Spec(DType.QUINT8, symmetric=False)
 UNSIGNED = Spec(DType.QUINT8, symmetric=True)
-SIGNED = Spec(DType.QINT8, symmetric=True)

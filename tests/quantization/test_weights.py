@@ -53,7 +53,7 @@ def quantize(target: str, graph: Graph | None = None, **changes: object) -> tupl
 
 
 def test_the_plan_contains_weights_only() -> None:
-    plan, _ = quantize("onnx")
+    plan, _ = quantize("tensorflow")
     assert {name: spec.axes for name, spec in plan.weights.items()} == AXES
     assert (plan.activations, plan.patterns, plan.edges, plan.float_fallbacks) == ({}, (), (), {})
     assert Plan.from_json(plan.to_json()) == plan

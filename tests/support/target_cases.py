@@ -11,6 +11,7 @@ import numpy as np
 import quantkit as qk
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.quantization.annotation import in_target_dialect
 from quantkit.quantization.targets import Target
 from quantkit.recipes import Recipe, parse, run
 
@@ -45,7 +46,7 @@ def make_case(name: str, target: Target) -> Case:
     graph, recipe, images = {"digits": digits, "residual": residual}[name]()
     steps = [parse(target.layer_recipe), recipe, parse(target.rewrite_recipe)]
     prepared, _ = run(Recipe(tuple(step for part in steps for step in part.steps)), graph)
-    return Case(prepared, images, num_calibration=32, min_sqnr=20.0)
+    return Case(in_target_dialect(prepared, target.name), images, num_calibration=32, min_sqnr=20.0)
 
 
 def digits() -> tuple[Graph, Recipe, Array]:

@@ -26,7 +26,11 @@ REDUCTIONS = {
 def _global_pool(translator: OnnxTranslator, node: Node) -> None:
     op, edge = "Mean" if node.op == "GlobalAveragePool" else "Max", node.inputs[0]
     rank = translator.rank(edge)
-    if rank in (4, None):
+    dims = translator.shape(edge).dims
+    if op == "Mean" and dims is not None and len(dims) == 4 and None not in dims[2:]:
+        attrs: dict[str, Attr] = {"ksize": (1, *dims[2:], 1), "strides": (1, 1, 1, 1), "padding": b"VALID"}  # type: ignore[dict-item]
+        translator.emit_typed(node, "AvgPool", [translator.nhwc(edge)], NHWC, **attrs, data_format=b"NHWC")
+    elif rank in (4, None):
         _emit_reduction(translator, node, op, translator.nhwc(edge), (1, 2), NHWC, keep_dims=True)
     else:
         _emit_reduction(translator, node, op, translator.plain(edge), range(2, rank), PLAIN, keep_dims=True)

@@ -7,6 +7,7 @@ TensorFlow's layout. Constants are transposed when the file is written.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -53,11 +54,13 @@ class Translation:
 
     Attributes:
         graph: graph of dialect ``onnx``; names and layouts of inputs and outputs are those of the TensorFlow graph.
-        edges: ONNX edge by TensorFlow edge; the NCHW edge if both layouts exist.
+        edges: ONNX edges with the values of each TensorFlow edge, one for each layout.
+        nodes: names of the ONNX nodes that compute each TensorFlow node.
     """
 
     graph: Graph
-    edges: Mapping[Edge, Edge]
+    edges: Mapping[Edge, tuple[Edge, ...]]
+    nodes: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Translator:
         absorbed: names of TensorFlow nodes that are part of another node's conversion.
         failures: op type and reason by the name of each node that cannot be converted.
         failed: names of these nodes, and of the nodes that need their outputs.
+        added: names of the ONNX nodes of the conversion of each TensorFlow node.
     """
 
     lowered: LoweredGraph
@@ -101,6 +105,7 @@ class Translator:
     absorbed: set[str] = field(default_factory=set)
     failures: dict[str, tuple[str, str]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
+    added: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graph = self.lowered.graph
@@ -131,13 +136,16 @@ class Translator:
             dialect=onnx.DIALECT,
             extra=onnx.header(infos),
         )
-        edges = {edge: value for (edge, layout), value in self.values.items() if layout == PLAIN}
-        edges |= {edge: value for (edge, layout), value in self.values.items() if layout == NCHW}
-        return Translation(converted, edges)
+        edges: dict[Edge, tuple[Edge, ...]] = {}
+        for (edge, _), value in self.values.items():
+            edges[edge] = (*edges.get(edge, ()), value)
+        return Translation(converted, edges, self.added)
 
     def _convert(self, node: Node) -> None:
         """Convert a node, or add the reasons why that is not possible to `failures`."""
+        num_nodes = len(self.nodes)
         failures = HANDLERS.convert(self, node)
+        self.added[node.name] = tuple(islice(self.nodes, num_nodes, None))
         if failures is not None:
             self.failures |= failures
             self.failed.add(node.name)

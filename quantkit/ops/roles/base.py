@@ -24,6 +24,7 @@ class Roles(ABC):
         elementwise_ops: pass-through ops with quantization parameters of their own for each input and the output.
         selection_ops: pass-through ops that select a part of their input, whose range may be smaller.
         non_growing_ops: pass-through ops with at most as many output as input values, which are float after float ops.
+        view_ops: pass-through ops that only move values, which are int8 also after an input of the graph.
         activation_ops: op types of `is_activation`; their outputs are never negative.
         nonnegative_ops: other op types whose outputs are never negative.
         amplifying_ops: ops that turn small errors of small values into large ones.
@@ -43,6 +44,7 @@ class Roles(ABC):
     elementwise_ops: frozenset[str]
     selection_ops: frozenset[str]
     non_growing_ops: frozenset[str]
+    view_ops: frozenset[str]
     activation_ops: frozenset[str]
     nonnegative_ops: frozenset[str]
     amplifying_ops: frozenset[str]

@@ -76,6 +76,7 @@ class OnnxRoles(Roles):
     elementwise_ops = ELEMENTWISE_OPS | GATE_OPS
     selection_ops = frozenset({"Slice", "Gather", "Split"})
     non_growing_ops = COPY_OPS - selection_ops - {"Expand", "Tile"} | average_ops
+    view_ops = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"})
     pass_through_ops = COPY_OPS | elementwise_ops | concat_ops | average_ops | activation_ops | {"Resize", "Upsample"}
     nonnegative_ops = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs", "Sqrt"})
     quantized_output_ops = frozenset({"Conv"})

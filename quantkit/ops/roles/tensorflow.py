@@ -35,6 +35,7 @@ class TensorFlowRoles(Roles):
     elementwise_ops = frozenset()
     selection_ops = frozenset()
     non_growing_ops = frozenset()
+    view_ops = frozenset()
     activation_ops = FUSED_ACTIVATION_OPS
     nonnegative_ops = frozenset({"Sigmoid", "Softmax"})
     amplifying_ops = frozenset({"Log", "Log1p"})

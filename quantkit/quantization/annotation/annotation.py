@@ -12,9 +12,9 @@ from quantkit.ir.graph import Graph
 from quantkit.quantization.annotation.edge_annotation import EdgeAnnotation
 from quantkit.quantization.annotation.float_graph import FloatGraph
 from quantkit.quantization.annotation.node_annotation import NodeAnnotation
+from quantkit.quantization.annotation.target_graph import TargetGraph
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.scheme import Scheme
-from quantkit.quantization.targets import find_target
 
 
 @public
@@ -24,23 +24,20 @@ def annotate(
     """Decide which tensors of a graph are quantized.
 
     Args:
-        graph: float graph of either dialect with inputs and outputs; batch norms folded.
+        graph: float graph with inputs and outputs; batch norms folded. A graph of the other dialect than that of the
+            target is converted, and the plan is one of the converted graph.
         scheme: None for the default scheme of the target ``onnx``.
         float_nodes: reasons of nodes that stay float, by name, in addition to ``keep_float`` of the scheme.
 
     Raises:
-        GraphError: the target does not quantize graphs of this dialect, or the graph has no outputs.
+        GraphError: the graph has no outputs.
+        UnavailableError: a node has no equivalent in the dialect of the target.
         UsageError: ``keep_float`` names a node, layer or op type that is not in the graph.
     """
-    target = find_target((scheme or Scheme()).target)
-    if graph.dialect not in target.graph_dialects:
-        raise GraphError(
-            f"the target {target.name} does not quantize graphs of {graph.dialect} ops",
-            hint="convert the graph first, or use --target onnx",
-        )
     if not graph.outputs:
         raise GraphError("the graph has no outputs", hint="name them: --outputs softmax")
-    facts = FloatGraph(graph, scheme or Scheme())
+    converted = TargetGraph.of(graph, scheme or Scheme())
+    facts = FloatGraph(converted.graph, converted.scheme)
     nodes = NodeAnnotation(facts, float_nodes)
     return _weights_only_plan(nodes) if facts.scheme.weights_only else _plan(nodes)
 

@@ -41,6 +41,12 @@ class FloatGraph:
         """Return why the target has no int8 kernel for a node, or an empty string."""
         return self.target.missing_kernel(self.graph, node, self.shapes)
 
+    def is_input(self, edge: Edge) -> bool:
+        """Return True for an input of the graph, and for the Cast of one."""
+        node = self.graph[edge.node]
+        source = node.inputs[0].node if node.op == "Cast" else node.name
+        return source in self.graph.input_names
+
     def is_activation(self, node: Node) -> bool:
         """Return True if the kernel of a layer can compute the node."""
         return node.op in self.roles.activation_ops and self.roles.is_activation(self.graph, node)

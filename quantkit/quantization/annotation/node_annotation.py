@@ -32,7 +32,8 @@ class NodeAnnotation:
         self.loop_nodes = find_loop_nodes(facts.graph)
         self.reasons = dict.fromkeys(self.loop_nodes, "while loops of TensorFlow 1 stay float")
         self.weights: dict[str, Spec] = {}
-        self.float_nodes = {**float_nodes, **dict.fromkeys(find_float_nodes(facts), "the scheme keeps it in float")}
+        kept = find_float_nodes(facts.graph, facts.scheme.keep_float)
+        self.float_nodes = {**float_nodes, **dict.fromkeys(kept, "the scheme keeps it in float")}
 
     def store_weights(self) -> None:
         """Decide which weights are stored in int8, for `Scheme.weights_only`."""
@@ -82,6 +83,9 @@ class NodeAnnotation:
                 self.reasons[node.name] = "the input is float"
             elif node.op in self.roles.selection_ops and inputs[0].node not in int8_nodes:
                 self.reasons[node.name] = "the input is float, and may have a wider range than this part"
+            elif node.op in self.roles.view_ops and self.facts.is_input(inputs[0]):
+                pass_through[node.name] = inputs
+                needed.add(inputs[0].node)
             elif node.op in self.roles.non_growing_ops and inputs[0].node not in int8_nodes | needed:
                 self.reasons[node.name] = "the input is float, and the output has no more values to quantize"
             elif node.op in self.roles.elementwise_ops and not int8_nodes.issuperset(edge.node for edge in inputs):

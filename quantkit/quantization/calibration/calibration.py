@@ -31,6 +31,7 @@ from quantkit.ir.tensor import Array
 from quantkit.model import Model, as_model
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.progress import OnProgress, Progress, ignore_progress
+from quantkit.quantization.annotation import in_target_dialect
 from quantkit.quantization.calibration.observation import Observation
 from quantkit.quantization.calibration.state import CalibrationState
 from quantkit.quantization.observers import BINS
@@ -59,7 +60,7 @@ def calibrate(
     """Run samples through a float graph and return the range of every edge that the plan quantizes.
 
     Args:
-        graph: annotated float graph, with inputs and outputs.
+        graph: annotated float graph, with inputs and outputs; converted as in `annotate` if it has the other dialect.
         plan: decisions about the graph.
         batches: arrays of samples (n, ...) for the only input, or such arrays by input name.
         runtime: runtime of the float graph; ``auto`` is the fastest that can run it.
@@ -83,7 +84,7 @@ def calibrate(
     require_text(runtime=runtime)
     require_path(**without_none(resume=resume))
     require_callable(on_progress=on_progress)
-    graph = as_model(graph).graph
+    graph = in_target_dialect(as_model(graph).graph, plan.scheme.target)
     state = None if resume is None else expand_user(resume)
     with open_calibration_session(graph, plan, runtime) as session:
         runs = split_batches(session.inputs, batches, choose_batch(graph, plan))
@@ -125,8 +126,10 @@ def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO) -> S
 
 def choose_float_runtime(graph: Graph, runtime: str) -> str:
     """Return the runtime of a float graph: for an ONNX graph and ``auto`` the best one that keeps its tensors."""
-    is_chosen = runtime != AUTO or graph.dialect != onnx.DIALECT
-    return runtime if is_chosen else observing_runtime(graph.dialect)
+    if runtime != AUTO or graph.dialect != onnx.DIALECT:
+        return runtime
+    name = observing_runtime(graph.dialect)
+    return name if find_runtime(name).available().ok else AUTO
 
 
 def choose_batch(graph: Graph, plan: Plan) -> int:

@@ -138,7 +138,7 @@ def simulate(graph: Graph, plan: Plan, ranges: Ranges, runtime: str = AUTO) -> S
     """
     target = find_target(plan.scheme.target)
     parameters = target.edge_parameters(graph, plan, ranges)
-    marked, markers = _mark_edges(graph, plan, list(parameters), target.quantizes_all_consumers(graph))
+    marked, markers = _mark_edges(graph, plan, list(parameters), target.quantizes_all_consumers)
     translated = as_tensorflow(marked)
     unrounded = target.unrounded_edges(graph, plan, runtime)
     edges = tuple(
@@ -243,7 +243,7 @@ def _mark_edges(graph: Graph, plan: Plan, edges: list[Edge], all_consumers: bool
         for use in graph.uses.get(edge, ()):
             if is_for_all or use.node.name in consumers:
                 nodes[use.node.name] = nodes[use.node.name].with_input(use.slot, marker)
-        if edge.node in producers or (all_consumers and graph.dialect != onnx.DIALECT):
+        if is_for_all:
             outputs = [Edge(marker) if output == edge else output for output in outputs]
         nodes[marker] = Node(marker, "Identity", (edge,), attrs=attrs)
     return graph.with_nodes(nodes.values()).with_endpoints(None, outputs), markers
@@ -318,17 +318,27 @@ def _find_uses(marked: Graph, translated: Graph, names: list[str]) -> dict[str, 
     """
     if marked.dialect != onnx.DIALECT:
         return {name: (ConstantUse(name, None),) for name in names}
-    starts: dict[str, int] = {}
-    nodes = dict(marked.nodes)
+    parts: list[dict[str, int]] = [{}]
     end = 0
     for name in names:
-        shape = marked[name].value.shape
-        size = int(np.prod(shape))
-        if size > 1 and end + size <= MAX_TRACED:
-            traces = np.arange(end, end + size, dtype=np.float32).reshape(shape)
-            nodes[name] = marked[name].with_attrs(value=Tensor.of(traces))
-            starts[name] = end
-            end += size
+        size = marked[name].value.num_elements
+        if not 1 < size <= MAX_TRACED:
+            continue
+        if end + size > MAX_TRACED:
+            parts.append({})
+            end = 0
+        parts[-1][name] = end
+        end += size
+    return {name: uses for starts in parts for name, uses in _trace(marked, translated, starts).items()}
+
+
+def _trace(marked: Graph, translated: Graph, starts: Mapping[str, int]) -> dict[str, tuple[ConstantUse, ...]]:
+    """Return the uses of constants that hold consecutive numbers from their starts on."""
+    nodes = dict(marked.nodes)
+    for name, start in starts.items():
+        value = marked[name].value
+        traces = np.arange(start, start + value.num_elements, dtype=np.float32).reshape(value.shape)
+        nodes[name] = marked[name].with_attrs(value=Tensor.of(traces))
     traced = as_tensorflow(marked.with_nodes(nodes.values()))
     uses: dict[str, tuple[ConstantUse, ...]] = {}
     for node in traced.nodes.values():

@@ -32,15 +32,13 @@ class Target(ABC):
     Attributes:
         name: value of ``--target``.
         title: noun phrase for help texts and reports.
-        dialect: dialect of the quantized graph: ``tensorflow`` or ``onnx``.
-        graph_dialects: dialects of the float graphs that `convert` takes.
+        dialect: dialect of the float graph and of the quantized graph: ``tensorflow`` or ``onnx``.
         suffixes: suffixes of the files, the usual one first.
         writes_folders: True if `write` also writes SavedModel folders.
         runtimes: names of the runtimes that run the files, fastest first.
         keeps_endpoints: True if the file itself names the model's inputs and outputs.
         defaults: values of scheme fields that differ from those of `Scheme`; a number format is a
             `Spec` or its text, such as ``qint8 affine``.
-        onnx_fields: values of scheme fields for graphs that were ONNX graphs.
         fixed: scheme fields that the kernels or the file format prescribe.
         can_split_patterns: True if `Scheme.split_patterns` is supported.
         has_classic_sums: True if biases and residuals are added by QuantizedBiasAdd and QuantizedAdd.
@@ -58,18 +56,18 @@ class Target(ABC):
         bias_spec: number format of biases; None for the int32 sums of the products.
         slow_reason: cause of a latency above that of float; empty if the model can be faster.
         faster_target: name of a target that is faster on the same runtime, or empty.
+        quantizes_all_consumers: True if float consumers of an edge with a float producer also take the quantized
+            values.
     """
 
     name: str
     title: str
     dialect: str
-    graph_dialects: tuple[str, ...] = ("tensorflow",)
     suffixes: tuple[str, ...]
     writes_folders: bool = False
     runtimes: tuple[str, ...]
     keeps_endpoints: bool = False
     defaults: Mapping[str, Any] = MappingProxyType({})
-    onnx_fields: Mapping[str, Any] = MappingProxyType({})
     fixed: tuple[str, ...] = ()
     can_split_patterns: bool = False
     has_classic_sums: bool = False
@@ -85,6 +83,7 @@ class Target(ABC):
     bias_spec: Spec | None = None
     slow_reason: str = ""
     faster_target: str = ""
+    quantizes_all_consumers: bool = False
 
     def prepare(self, graph: Graph, runtime: str) -> Graph:
         """Return an equal float graph in the form that `convert` takes, before it is annotated.
@@ -220,14 +219,6 @@ class Target(ABC):
         """Return the edge whose range determines the quantization parameters of an edge of the plan."""
         return edge
 
-    def quantizes_all_consumers(self, graph: Graph) -> bool:
-        """Return True if float consumers of an edge with a float producer also take the quantized values.
-
-        Args:
-            graph: float graph.
-        """
-        return False
-
     def unrounded_edges(self, graph: Graph, plan: Plan, runtime: str) -> frozenset[Edge]:
         """Return the quantized edges whose values a runtime clamps, but does not round.
 
@@ -312,7 +303,7 @@ class Target(ABC):
         for name in self.fixed:
             required = parse_field(name, self.defaults.get(name, standard[name]))
             value = getattr(scheme, name)
-            if value not in (required, self.onnx_fields.get(name, required)):
+            if value != required:
                 requirement = f"requires {name} = {str(required)!r}, not" if required else f"takes no {name}:"
                 raise UsageError(
                     f"the target {self.name!r} {requirement} {str(value)!r}",

@@ -326,6 +326,7 @@ class LiteRTTarget(Target):
     defaults = MappingProxyType({"activations": Spec(DType.QINT8, symmetric=False), "quantize_outputs": True})
     fixed = ("weights", "activations", "signed_activations")
     thread_advice = "as many threads as cores: --intra-op {cores}"
+    quantizes_all_consumers = True
     weights_only_arithmetic = "LiteRT quantizes the inputs of the layers in each call"
 
     def first_layers(self, graph: Graph) -> tuple[str, ...]:
@@ -339,9 +340,6 @@ class LiteRTTarget(Target):
         limits = _limits_of(graph, plan, ranges, _clamped_averages(graph, averages))
         spec = self.defaults["activations"]
         return {edge: QuantizationParameters.of_range(spec, range_) for edge, range_ in limits.items()}
-
-    def quantizes_all_consumers(self, graph: Graph) -> bool:
-        return True
 
     def store_weights(self, graph: Graph, plan: Plan) -> Graph:
         """Return the float graph: the converter stores its weights in `write`."""

@@ -1,7 +1,6 @@
 """First half of a quantization: from a model and data to a plan and ranges."""
 
 from quantkit.data import Dataset
-from quantkit.formats import onnx
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import Progress
 from quantkit.quantization.scheme import Scheme
@@ -55,10 +54,9 @@ def calibrate_model(
         UsageError, InputError, UnavailableError: see `quantize`.
     """
     source_graph = model.graph
-    dialect = source_graph.dialect
     require_ranges(model.graph, options, scheme)
     options.on_progress(Progress("preparing the graph", 0))
-    model, graph, trained = prepare_float_graph(model, options, scheme, data or held_out)
+    model, graph, scheme, trained = prepare_float_graph(model, options, scheme, data or held_out)
     whole, graph = graph, cut_custom_ops(graph) if graph.dialect == onnx.DIALECT and data is not None else graph
     if graph is not whole:
         custom = ", ".join(f"{name} ({whole[name].op})" for name in find_custom_ops(whole)[:MAX_CUSTOM_OPS])
@@ -68,8 +66,6 @@ def calibrate_model(
         )
     if model.has_random_weights:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
-    if dialect == onnx.DIALECT != graph.dialect:
-        scheme = scheme.with_(**find_target(scheme.target).onnx_fields)
     plan = choose_plan(options, graph, scheme, trained)
     find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
     for warning in find_target(plan.scheme.target).warnings(graph, plan):
@@ -77,7 +73,7 @@ def calibrate_model(
     if data is not None or held_out is not None:
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options, trained)
-    trials = Trials(reference, options, tries_layers=onnx.DIALECT in (dialect, graph.dialect))
+    trials = Trials(reference, options)
     has_float16 = keeps_float16(model, options, scheme)
     rest = None if graph is whole else whole
     conversion = Conversion(

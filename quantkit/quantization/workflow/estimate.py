@@ -82,7 +82,7 @@ def estimate_quantization(model: Model) -> QuantizationEstimate:
 def _estimate(model: Model, target: str) -> QuantizationEstimate:
     scheme = Scheme.for_target(target)
     try:
-        _, graph, trained = prepare_float_graph(model, Options(target=target), scheme, None)
+        _, graph, scheme, trained = prepare_float_graph(model, Options(target=target), scheme, None)
         plan = plan_trained(graph, scheme, trained) if trained else annotate(graph, scheme)
         counts = census(graph, plan, uncalibrated_ranges(plan), convert_uncalibrated(graph, plan))
     except QuantkitError as error:

@@ -40,8 +40,6 @@ def exclude_first_layers(conversion: Conversion, trials: Trials, options: Option
 
     They read the rounded input.
     """
-    if not trials.tries_layers:
-        return conversion
     layers = set(conversion.target.first_layers(conversion.graph)) - conversion.plan.float_fallbacks.keys()
     if not layers.intersection(conversion.plan.pattern_of) or trials.is_good(conversion):
         return conversion
@@ -52,7 +50,7 @@ def exclude_first_layers(conversion: Conversion, trials: Trials, options: Option
 def exclude_products(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion without products of two activations if that reduces the loss."""
     products = [pattern.layer for pattern in conversion.plan.patterns if not pattern.weights]
-    if not trials.tries_layers or not products or trials.is_good(conversion):
+    if not products or trials.is_good(conversion):
         return conversion
     reason = "a product of two activations loses precision in int8"
     return _try_float(conversion, dict.fromkeys(products, reason), MAX_CHEAP_LOSS, trials, options)
@@ -64,7 +62,7 @@ def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options
     Their int8 outputs would be the outputs of the model, whose rounding no later layer averages. The layers before
     them are tried next.
     """
-    if not trials.tries_layers or trials.is_good(conversion):
+    if trials.is_good(conversion):
         return conversion
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     macs = count_node_macs(conversion.graph, (pattern.layer for pattern in conversion.plan.patterns), samples)
@@ -97,8 +95,6 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
 
     The layers are tried one after the other, those with the noisiest inputs first.
     """
-    if not trials.tries_layers:
-        return conversion
     max_layers = max(MAX_LAYERS * sum(bool(pattern.weights) for pattern in conversion.plan.patterns), MIN_LAYERS)
     noisiest = {
         layer: f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB"
@@ -132,7 +128,7 @@ def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Opt
 
     The layers with the noisiest inputs become float first, at most the largest of `DRIFT_FRACTIONS` of all layers.
     """
-    if not trials.tries_layers or not trials.samples.states:
+    if not trials.samples.states:
         return conversion
     layers = [layer for layer, _ in _noisiest_layers(conversion)]
     for fraction in DRIFT_FRACTIONS:

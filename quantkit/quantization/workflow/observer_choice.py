@@ -116,7 +116,7 @@ def choose_bias_correction(conversion: Conversion, trials: Trials, options: Opti
     """Return the conversion with the bias correction with the best fidelity, or without one."""
     scheme = conversion.plan.scheme
     is_corrected = scheme.bias_correction and bool(conversion.ranges.means)
-    if not trials.tries_layers or not is_corrected or trials.is_good(conversion):
+    if not is_corrected or trials.is_good(conversion):
         return conversion
     best = conversion
     with_activations = _with_mean_errors(conversion, trials, options)

@@ -1,13 +1,11 @@
 """Prepare the float graph: choose inputs and outputs, and apply the rewrites that are exact in float."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from quantkit.convert import tensorflow_to_onnx
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.data import Dataset
 from quantkit.data.inference import find_origin, infer_preprocessing
@@ -19,10 +17,10 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import Model, as_model
 from quantkit.model.endpoints import choose_endpoints
-from quantkit.ops.roles import find_roles
 from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.quantization import Plan, Scheme, annotate, prepare
+from quantkit.quantization import Scheme, prepare
+from quantkit.quantization.annotation import TargetGraph
 from quantkit.quantization.calibration.trained_ranges import extract_ranges
 from quantkit.quantization.ranges import Range, graph_digest
 from quantkit.quantization.targets import find_target
@@ -31,7 +29,6 @@ from quantkit.quantization.workflow.planning import load_plan
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
-from quantkit.runtimes import AUTO, find_runtime, runtimes
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.precision.convert_precision import OTHER_FLOATS, convert_precision, find_types
@@ -43,8 +40,6 @@ Item = TypeVar("Item")
 IMAGE_RANK = 4
 # Range of the images of a uint8 input.
 UINT8 = Range(0.0, 255.0)
-CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative"})
-BATCHED_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
@@ -72,10 +67,24 @@ def load_float_model(model: Any, options: Options) -> Model:
     return float_model
 
 
-def prepare_float_graph(
-    model: Model, options: Options, scheme: Scheme, data: Dataset | None
-) -> tuple[Model, Graph, Mapping[Edge, Range]]:
-    """Return the model with its card, its float graph after all rewrites that are exact in float, and trained ranges.
+class FloatModel(NamedTuple):
+    """Float model in the form that is quantized.
+
+    Attributes:
+        model: the model with its card.
+        graph: its graph in the dialect of the target, after all rewrites that are exact in float.
+        scheme: scheme of the quantization, whose ``keep_float`` names nodes of ``graph``.
+        trained: trained ranges by edge of ``graph``; empty without quantization-aware training.
+    """
+
+    model: Model
+    graph: Graph
+    scheme: Scheme
+    trained: Mapping[Edge, Range]
+
+
+def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Dataset | None) -> FloatModel:
+    """Return a model in the form that is quantized.
 
     Args:
         model: float model.
@@ -85,28 +94,37 @@ def prepare_float_graph(
 
     Raises:
         UsageError, RecipeError: the options do not fit the model.
+        UnavailableError: an op has no equivalent in the dialect of the target.
     """
+    target = find_target(scheme.target)
     # Before constants are folded, the weights of mixed precision are float32.
-    source = convert_precision(model.graph, to="float32")
-    if source is not model.graph:
+    graph, trained = convert_precision(model.graph, to="float32"), dict[Edge, Range]()
+    if graph is not model.graph:
         _report_types(model, options, scheme)
-    if _is_quantized_natively(model, options, scheme):
-        model = _find_card(model, source)
-        graph, _ = run_recipe(_choose_native_recipe(options), source)
-        return model, _prepare_natively(graph, options, scheme), {}
-    # An ONNX graph gets its sizes first: which branch of an If computes can depend on them.
-    sized = _fix_sizes(model, source, options, data)
-    model, graph = _recognize(model, convert_precision(as_tensorflow(sized), to="float32"), options)
-    graph = _fix_sizes(model, graph, options, data)
-    graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
-    graph, trained = extract_ranges(graph)
-    if trained and scheme.equalize:
-        raise UsageError("equalize = true changes the trained ranges of this model", hint="leave equalize out")
-    if options.uint8_input:
-        trained = {**trained, **dict.fromkeys(graph.inputs, UINT8)} if trained else {}
-        graph = _fold_preprocessing(model, graph, options)
-    graph = prepare(graph, scheme)
-    return model, graph if trained else _choose_dialect(graph, options, scheme), trained
+    # Only TensorFlow graphs can absorb the preprocessing.
+    if graph.dialect == onnx.DIALECT and (target.dialect != onnx.DIALECT or options.uint8_input):
+        # The sizes come first: which branch of an If computes can depend on them.
+        graph = convert_precision(as_tensorflow(_fix_sizes(model, graph, options, data)), to="float32")
+    is_converted = graph.dialect != target.dialect
+    if graph.dialect != onnx.DIALECT:
+        model, graph = _recognize(model, graph, options)
+        graph = _fix_sizes(model, graph, options, data)
+        graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
+        graph, ranges = extract_ranges(graph)
+        if ranges and scheme.equalize:
+            raise UsageError("equalize = true changes the trained ranges of this model", hint="leave equalize out")
+        if options.uint8_input:
+            ranges = {**ranges, **dict.fromkeys(graph.inputs, UINT8)} if ranges else {}
+            graph = _fold_preprocessing(model, graph, options)
+        graph, scheme, edges = TargetGraph.of(graph, scheme)
+        trained = {other: limits for edge, limits in ranges.items() for other in edges.get(edge, (edge,))}
+    # A recipe of the caller was applied before the conversion. Rewrites would remove edges with trained ranges.
+    if graph.dialect == onnx.DIALECT and not (is_converted and (options.recipe or trained)):
+        model = _find_card(model, graph)
+        graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
+        names = tuple(name for name in scheme.keep_float if name in graph or not is_converted)
+        scheme = scheme.with_(keep_float=names)
+    return FloatModel(model, _suit_runtime(graph, options, scheme), scheme, trained)
 
 
 def keeps_float16(model: Model, options: Options, scheme: Scheme) -> bool:
@@ -133,99 +151,14 @@ def _report_types(model: Model, options: Options, scheme: Scheme) -> None:
     options.on_message(f"quantized from the float32 values of {' and '.join(names)} ops; the float parts are {rest}")
 
 
-def _choose_dialect(graph: Graph, options: Options, scheme: Scheme) -> Graph:
-    """Return the graph as an ONNX graph if it has attention, or float nodes such as SiLU between its convolutions.
-
-    In ONNX graphs, the products of attention stay float, and sums have parameters of their own for each input.
-    ONNX Runtime's int8 convolution has an int8 output. In ONNX graphs, the ops of gated activations are int8 as well.
-    A runtime that fuses such float nodes with the convolution is faster with them, but the convolutions before them
-    would be float in others. A scheme that names TensorFlow nodes, or a plan of their graph, needs that graph.
-    """
-    if scheme.keep_float or scheme.equalize or scheme.weights_only or not _can_quantize_onnx(options, scheme):
-        return graph
-    is_fused = options.runtime != AUTO and find_runtime(options.runtime).fuses_float_ops
-    if not _has_attention(graph) and (is_fused or not _has_gates(graph, annotate(graph, scheme))):
-        return graph
-    with suppress(UnavailableError):
-        converted, _ = run_recipe(_choose_native_recipe(Options()), tensorflow_to_onnx.convert(graph))
-        return _choose_planned(_prepare_natively(converted, options, scheme), graph, options)
-    return graph
-
-
-def _choose_planned(converted: Graph, graph: Graph, options: Options) -> Graph:
-    """Return the converted graph unless a plan is given that was not made for it."""
-    plan = load_plan(options)
-    return converted if plan is None or plan.graph == graph_digest(converted) else graph
-
-
-def _prepare_natively(graph: Graph, options: Options, scheme: Scheme) -> Graph:
+def _suit_runtime(graph: Graph, options: Options, scheme: Scheme) -> Graph:
     """Return the graph to annotate, with ops of the runtime unless the scheme or the plan names nodes of the model."""
     prepared = prepare(graph, scheme)
     if scheme.weights_only or scheme.keep_float:
         return prepared
-    graph = prepare(graph, scheme, runtime=options.runtime)
-    return _choose_planned(find_target(scheme.target).fuse_for(graph, options.runtime), prepared, options)
-
-
-def _has_attention(graph: Graph) -> bool:
-    """Return True if a graph has a batched matrix product of two activations."""
-    return any(
-        node.op in BATCHED_PRODUCTS and all(graph.constant_of(edge) is None for edge in node.inputs)
-        for node in graph.nodes.values()
-    )
-
-
-def _has_gates(graph: Graph, plan: Plan) -> bool:
-    """Return True if most layers are convolutions, and one has a float output for a float node before int8 layers."""
-    layers = {pattern.layer for pattern in plan.patterns}
-    if 2 * sum(graph[name].op in CONVOLUTIONS for name in layers) <= len(layers):
-        return False
-    before_layers: set[str] = set()
-    gated: set[str] = set()  # nodes whose output reaches such a float node through views and pools
-    roles = find_roles(graph)
-    for name in reversed(graph.order):
-        consumers = [use.node for use in graph.node_uses.get(name, ())]
-        if any(node.name in layers or node.name in before_layers for node in consumers):
-            before_layers.add(name)
-        for node in consumers:
-            is_gate = node.name in before_layers and node.op not in roles.pass_through_ops | roles.layer_ops
-            if node.name in plan.float_fallbacks and (is_gate or node.name in gated):
-                gated.add(name)
-    return any(
-        graph[pattern.layer].op in CONVOLUTIONS
-        and pattern.output not in plan.activations
-        and pattern.output.node in gated
-        for pattern in plan.patterns
-    )
-
-
-def _is_quantized_natively(model: Model, options: Options, scheme: Scheme) -> bool:
-    """Return True if an ONNX graph stays an ONNX graph."""
-    return model.graph.dialect == onnx.DIALECT and _can_quantize_onnx(options, scheme)
-
-
-def _can_quantize_onnx(options: Options, scheme: Scheme) -> bool:
-    """Return True if the target quantizes ONNX graphs.
-
-    Only TensorFlow graphs can absorb the preprocessing, and only they can be calibrated without an installed runtime.
-    """
-    if onnx.DIALECT not in find_target(scheme.target).graph_dialects or options.uint8_input:
-        return False
-    native = (runtime for runtime in runtimes().values() if runtime.native_dialect == onnx.DIALECT)
-    return options.calibration is None or any(runtime.available().ok for runtime in native)
-
-
-def _choose_native_recipe(options: Options) -> Recipe:
-    """Return the given recipe, else the transforms of ``inference`` for ONNX graphs."""
-    if options.recipe:
-        return _read_recipe(options.recipe)
-    supported = names_for(onnx.DIALECT)
-    return Recipe(tuple(step for step in find_recipe("inference").steps if step.name in supported))
-
-
-def _read_recipe(recipe: str) -> Recipe:
-    is_text = {" ", "("} & set(recipe) or recipe in REGISTRY
-    return parse(recipe) if is_text else find_recipe(recipe)
+    graph = find_target(scheme.target).fuse_for(prepare(graph, scheme, runtime=options.runtime), options.runtime)
+    plan = load_plan(options)
+    return graph if plan is None or plan.graph == graph_digest(graph) else prepared
 
 
 def _recognize(model: Model, graph: Graph, options: Options) -> tuple[Model, Graph]:
@@ -304,17 +237,22 @@ def _sample_sizes(
 
 
 def _choose_recipe(model: Model, graph: Graph, options: Options, scheme: Scheme) -> Recipe:
-    """Return the given recipe, else the card's or ``inference`` with the rewrites for int8."""
+    """Return the given recipe, else the card's or ``inference`` with the rewrites for int8 that the dialect has."""
     if options.recipe:
-        return _read_recipe(options.recipe)
-    base = parse(model.card.recipe) if model.card is not None else find_recipe("inference")
+        is_text = {" ", "("} & set(options.recipe) or options.recipe in REGISTRY
+        return parse(options.recipe) if is_text else find_recipe(options.recipe)
+    # The recipes of cards are for TensorFlow graphs.
+    has_own = model.card is not None and graph.dialect != onnx.DIALECT
+    base = parse(model.card.recipe) if model.card is not None and has_own else find_recipe("inference")
     target = find_target(scheme.target)
     # Flatten each layer into one op before batch norms and biases are folded into it.
     index = next((index for index, step in enumerate(base.steps) if step.name in FOLDING), len(base.steps))
     is_channels_first = any(node.attrs.get("data_format") == b"NCHW" for node in graph.nodes.values())
     layout = parse("convert_layout(to=NHWC)").steps if is_channels_first else ()
     steps = (*base.steps[:index], *layout, *parse(target.layer_recipe).steps, *base.steps[index:])
-    return replace(base, steps=(*steps, *parse(target.rewrite_recipe).steps))
+    supported = names_for(graph.dialect)
+    steps = (*steps, *parse(target.rewrite_recipe).steps)
+    return replace(base, steps=tuple(step for step in steps if step.name in supported))
 
 
 def _fold_preprocessing(model: Model, graph: Graph, options: Options) -> Graph:

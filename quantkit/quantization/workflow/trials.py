@@ -33,15 +33,11 @@ class Trials:
         reference: outputs of the float model on all calibration samples.
         samples: the same on the samples of a trial.
         is_possible: False if the caller states the decisions, or no sample has outputs.
-        tries_layers: True for models that were ONNX models. Single layers of other models never become float: a float
-            layer between int8 layers costs more time there, and their loss is smaller. They get no trial of the bias
-            correction either.
     """
 
-    def __init__(self, reference: FloatReference, options: Options, *, tries_layers: bool = False) -> None:
+    def __init__(self, reference: FloatReference, options: Options) -> None:
         is_stated = options.scheme is not None or options.plan is not None
         self.is_possible = not is_stated and bool(reference.feeds) and not reference.is_never_finite
-        self.tries_layers = tries_layers
         self.reference = reference
         self.samples = reference.first_runs(NUM_STEPS if reference.states else NUM_RUNS)
         self._options = options

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from math import prod
 
+from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import commutative, const, op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name, sharing_reason
@@ -16,12 +17,13 @@ from quantkit.ops.layers import channel_axis
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.folding._channels import bias_of_layer
+from quantkit.transforms.onnx import _pools as onnx_pools
 from quantkit.transforms.registry import transform
 
 Shapes = Mapping[Edge, Shape]
 
 
-@transform
+@transform(dialects=("tensorflow", "onnx"))
 def pool_after_projection(graph: Graph) -> Outcome:
     """Move a 1x1 convolution that reduces the channels before the AvgPool that precedes it.
 
@@ -62,7 +64,21 @@ def pool_after_projection(graph: Graph) -> Outcome:
         conv = Conv2D(pool, w, padding=SAME, strides=[1, 1, 1, 1])
         sum = AddV2(conv, bias)
         y = Relu(sum)
+
+    Example:
+        pool_after_projection
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[1x8x5x5]()
+        w = Constant[2x8x1x1]()
+        b = Constant([0.5, -1.0])
+        pool = AveragePool(x, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        conv = Conv(pool, w, b)
+        y = Relu(conv)
     """
+    if graph.dialect == onnx.DIALECT:
+        return onnx_pools.pool_after_projection(graph)
     if "AvgPool" not in graph.op_counts:
         return Outcome(graph)
     shapes = infer_shapes(graph)

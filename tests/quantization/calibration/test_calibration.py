@@ -34,7 +34,7 @@ r = Relu(n, T=float)
 y = MatMul(r, v, T=float)
 """
 SAMPLES = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-SCHEME = Scheme(observer="min_max")
+SCHEME = Scheme.for_target("tensorflow", observer="min_max")
 
 
 def network() -> Graph:

@@ -7,6 +7,7 @@ import quantkit as qk
 from quantkit.ir.text import from_text
 from quantkit.quantization import Ranges, Scheme, annotate
 from quantkit.quantization.report.census import census, executed_int8_fractions
+from quantkit.quantization.workflow.planning import uncalibrated_ranges
 
 TEXT = """
 inputs: x
@@ -45,8 +46,8 @@ def test_ops_with_unknown_macs_are_counts() -> None:
     column = ExpandDims(rows, axis, T=float, Tdim=int32)
     y = BatchMatMulV2(column, column, T=float, adj_x=true)
     """)
-    plan = annotate(graph, Scheme())
-    counts = census(graph, plan, Ranges({}), graph.with_(dialect="onnx"))
+    plan = annotate(graph, Scheme.for_target("tensorflow"))
+    counts = census(graph, plan, uncalibrated_ranges(plan), graph)
     assert dict(counts.unknown_macs) == {"BatchMatMulV2": 1}
     assert counts.to_json()["unknown_macs"] == {"BatchMatMulV2": 1}
     assert counts.int8_fraction == 1

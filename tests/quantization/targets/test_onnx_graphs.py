@@ -14,7 +14,6 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report.census import executed_int8_fractions
-from quantkit.quantization.workflow import preparation
 from quantkit.runtimes import find_runtime
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
@@ -692,16 +691,13 @@ def test_weights_alone(tmp_path: Path) -> None:
     assert sqnr(expected, actual) > 30
 
 
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_onnx_models_are_calibrated_as_tensorflow_graphs_without_a_runtime(
-    is_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("runtime", ["auto", "reference"])
+def test_onnx_models_stay_onnx_models_in_every_runtime(runtime: str, tmp_path: Path) -> None:
     network = Network(*IMAGE)
     onnx.save(network.model(network.conv("x", name="y")), tmp_path / "float.onnx")
-    if not is_installed:
-        monkeypatch.setattr(preparation, "runtimes", lambda: {"reference": find_runtime("reference")})
-    result = qk.quantize(tmp_path / "float.onnx", np.concatenate(samples(network)), target="onnx", runs=0)
-    assert result.conversion.graph.dialect == ("onnx" if is_installed else "tensorflow")
+    samples_ = np.concatenate(samples(network))
+    result = qk.quantize(tmp_path / "float.onnx", samples_, target="onnx", runs=0, runtime=runtime)
+    assert result.conversion.graph.dialect == "onnx"
     assert [str(edge) for edge in result.conversion.graph.outputs] == ["y"]
 
 

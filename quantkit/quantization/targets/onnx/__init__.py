@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ir.tensor import DType
 from quantkit.ops.roles.onnx import GATE_OPS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
@@ -12,7 +11,7 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.first_layers import find_first_layers
-from quantkit.quantization.targets.onnx import from_tensorflow, native
+from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.onnx.attention import find_attention
 from quantkit.quantization.targets.onnx.blocks import arrange_blocks
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
@@ -20,7 +19,6 @@ from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
-from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.runtimes import AUTO, find_runtime
@@ -36,15 +34,12 @@ class OnnxTarget(Target):
     dialect = "onnx"
     suffixes = (".onnx",)
     runtimes = ("openvino", "onnxruntime")
-    graph_dialects = ("tensorflow", "onnx")
     keeps_endpoints = True
     multiplies_u8_by_s8 = True
     runs_bfloat16 = True
     runs_float16 = True
 
     def prepare(self, graph: Graph, runtime: str) -> Graph:
-        if graph.dialect != self.dialect:
-            return graph
         return lower_layers(raise_opset(graph), splits_kernels=not _transposes_convolutions(runtime))
 
     def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
@@ -52,42 +47,25 @@ class OnnxTarget(Target):
 
     def fuse_for(self, graph: Graph, runtime: str) -> Graph:
         has_ops = runtime != AUTO and DOMAIN in find_runtime(runtime).op_domains
-        return fuse_gates(arrange_blocks(graph)) if has_ops and graph.dialect == self.dialect else graph
+        return fuse_gates(arrange_blocks(graph)) if has_ops else graph
 
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
-        if graph.dialect != self.dialect:
-            return {}
         if _fuses_float_ops(runtime):
             gates = {node.name: FLOAT_GATE for node in graph.nodes.values() if node.op in GATE_OPS}
             return gates | find_attention(graph)
         return find_slow_layers(graph) | find_attention(graph)
 
     def first_layers(self, graph: Graph) -> tuple[str, ...]:
-        return find_first_layers(graph, infer_shapes(graph)) if graph.dialect == self.dialect else ()
+        return find_first_layers(graph, infer_shapes(graph))
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        if graph.dialect == self.dialect:
-            converted = concatenate_integers(native.convert(graph, plan, ranges), ONNX_TYPES.values())
-        else:
-            # The inputs of a TensorFlow Concat have one range, which all runtimes fuse.
-            converted = concatenate_integers(from_tensorflow.convert(graph, plan, ranges), {DType.INT8})
-        return separate_products(converted)
+        return separate_products(concatenate_integers(native.convert(graph, plan, ranges)))
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
-        if graph.dialect == self.dialect:
-            return native.edge_parameters(graph, plan, ranges)
-        return from_tensorflow.edge_parameters(graph, plan, ranges)
-
-    def quantizes_all_consumers(self, graph: Graph) -> bool:
-        return graph.dialect != self.dialect
+        return native.edge_parameters(graph, plan, ranges)
 
     def unrounded_edges(self, graph: Graph, plan: Plan, runtime: str) -> frozenset[Edge]:
         return find_unrounded(graph, plan) if _fuses_float_ops(runtime) else frozenset()
-
-    def store_weights(self, graph: Graph, plan: Plan) -> Graph:
-        if graph.dialect == self.dialect:
-            return super().store_weights(graph, plan)
-        return from_tensorflow.store_weights(graph, plan)
 
 
 def _transposes_convolutions(runtime: str) -> bool:

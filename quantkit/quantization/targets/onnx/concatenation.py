@@ -1,13 +1,11 @@
 """Concatenations of int8 values in ONNX models."""
 
-from collections.abc import Collection
-
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
-from quantkit.ir.tensor import Array, DType
+from quantkit.ir.tensor import Array
 
 
-def concatenate_integers(graph: Graph, dtypes: Collection[DType]) -> Graph:
+def concatenate_integers(graph: Graph) -> Graph:
     """Move each QuantizeLinear from the output of a Concat to its inputs.
 
         before:  Concat(x, y) -> QuantizeLinear
@@ -20,14 +18,12 @@ def concatenate_integers(graph: Graph, dtypes: Collection[DType]) -> Graph:
 
     Args:
         graph: quantized ONNX graph.
-        dtypes: types of the quantized tensors.
     """
     for quantize in graph.nodes.values():
         concat = graph[quantize.inputs[0].node] if quantize.op == "QuantizeLinear" else quantize
         if concat.op != "Concat" or concat is quantize or len(concat.inputs) < 2 or graph.is_shared(concat):
             continue
-        if DType.of(_parameters(graph, quantize)[1].dtype) in dtypes:
-            graph = _quantize_inputs(graph, concat, quantize)
+        graph = _quantize_inputs(graph, concat, quantize)
     return graph
 
 

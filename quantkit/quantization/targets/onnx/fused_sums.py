@@ -9,8 +9,6 @@ one is fused.
 from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization.plan import Plan
 
-CONVOLUTIONS = frozenset({"Conv", "Conv2D", "DepthwiseConv2dNative"})
-
 
 def find_unrounded(graph: Graph, plan: Plan) -> frozenset[Edge]:
     """Return the quantized outputs of convolutions that are added before they are rounded.
@@ -23,7 +21,7 @@ def find_unrounded(graph: Graph, plan: Plan) -> frozenset[Edge]:
     candidates = {
         edge
         for edge, op in layers.items()
-        if op in CONVOLUTIONS and edge in plan.activations and len(graph.uses.get(edge, ())) == 1
+        if op == "Conv" and edge in plan.activations and len(graph.uses.get(edge, ())) == 1
     }
     sums = [graph[pattern.add] for pattern in plan.patterns if pattern.add and pattern.output in plan.activations]
     fused = ([edge for edge in node.inputs if edge in candidates] for node in sums)

@@ -5,6 +5,7 @@
 
 Every other node, and the names of all values, stay. A value that is computed in int8 has its name on the
 DequantizeLinear. A value that is computed in float keeps its float consumers; only its int8 consumers use the pair.
+uint8 images are quantized values with scale 1.
 
 HardSwish of a quantized tensor has no int8 kernel, but two ops that have one. With the scale 3/k and the zero point k,
 
@@ -23,7 +24,7 @@ import numpy as np
 from quantkit.errors import GraphError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
-from quantkit.ir.tensor import Array, Tensor
+from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import INTEGER_BIAS_OPS
@@ -36,6 +37,8 @@ from quantkit.quantization.targets.onnx.fused_gates import SILU
 from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
+# Number format of uint8 images.
+UINT8 = Spec(DType.QUINT8, symmetric=False)
 # x * sigmoid(x) is above -0.003 for smaller values.
 SILU_MINIMUM = -8.0
 # Ops of a pixel shuffle: DepthToSpace, or a Transpose of more dimensions than an image between two Reshapes.
@@ -73,17 +76,22 @@ class _NativeQuantization:
         nodes: nodes of the quantized graph, by their names in the float graph.
         new_nodes: nodes that the conversion adds.
         names: names of all values.
-        constants: float constants that quantized constants replace.
+        constants: float constants and Casts of images that quantized values replace.
     """
 
     def __init__(self, source: Graph, plan: Plan, ranges: Ranges) -> None:
         self.source = source
         self.plan = plan
-        nonnegative = plan.nonnegative_edges(source)
+        nonnegative, averages = plan.nonnegative_edges(source), self._clamped_averages()
         self.parameters: dict[Edge, QuantizationParameters] = {}
         self.gates: dict[Edge, int] = {}
         for edge, spec in plan.activations.items():
-            least = 0.0 if plan.group_of(edge) <= nonnegative else self._least_value(edge)
+            if edge in averages:
+                continue
+            if all(self._is_uint8_image(other) for other in plan.group_of(edge)):
+                self.parameters[edge] = QuantizationParameters(UINT8, np.float32(1), np.int32(0))  # type: ignore[arg-type]
+                continue
+            least = 0.0 if plan.group_of(edge) - averages <= nonnegative else self._least_value(edge)
             limits = Range(0.0, 1.0) if self._is_gate(edge) else _clamp(ranges[edge], least)
             self.parameters[edge] = QuantizationParameters.of_range(spec, limits)
             if self._is_quantized_hard_swish(edge, spec):
@@ -96,6 +104,27 @@ class _NativeQuantization:
         self.names = {*source.nodes, *(str(edge) for edge in source.uses), *_later_outputs(source)}
         self.constants: set[str] = set()
         self.weights: dict[tuple[str, bytes], Edge] = {}
+
+    def _clamped_averages(self) -> frozenset[Edge]:
+        """Return averages whose only consumer is a Relu: only the output of the Relu is quantized."""
+        source, pass_through = self.source, set(self.plan.pass_through)
+        edges = [source[name].inputs[0] for name in pass_through if source[name].op in ("Relu", "Clip")]
+        return frozenset(
+            edge
+            for edge in edges
+            if source[edge.node].op == "AveragePool"
+            and edge.node in pass_through
+            and len(source.node_uses[edge.node]) == 1
+            and edge not in source.outputs
+        )
+
+    def _is_uint8_image(self, edge: Edge) -> bool:
+        """Return True for the Cast of a uint8 input, also after pass-through ops."""
+        node = self.source[edge.node]
+        if node.name in self.plan.pass_through and len(node.inputs) == 1:
+            return self._is_uint8_image(node.inputs[0])
+        image = self.source[node.inputs[0].node] if node.op == "Cast" else node
+        return image is not node and image.op == "Placeholder" and image.attrs.get("dtype") is DType.UINT8
 
     def _least_value(self, edge: Edge) -> float:
         """Return the limit below which all consumers of an edge compute 0: exactly for HardSwish, nearly for a SiLU."""
@@ -279,7 +308,11 @@ class _NativeQuantization:
         """Add a QuantizeLinear of an edge; return the DequantizeLinear, which is not added."""
         scale = self._add_constant(f"{prefix}/scale", parameters.scale)
         zero = self._add_constant(f"{prefix}/zero", parameters.zero_point.astype(parameters.spec.dtype.numpy))
-        quantized = self._add(Node(f"{prefix}/codes", "QuantizeLinear", (source, scale, zero)))
+        if parameters.spec is UINT8 and self.source[source.node].op == "Cast":
+            quantized = self.source[source.node].inputs[0]
+            self.constants.add(source.node)
+        else:
+            quantized = self._add(Node(f"{prefix}/codes", "QuantizeLinear", (source, scale, zero)))
         return Node(name, "DequantizeLinear", (quantized, scale, zero))
 
     def _split_hard_swishes(self) -> None:
@@ -298,7 +331,11 @@ class _NativeQuantization:
                 self.nodes[node.name] = node.with_(op="Mul", inputs=(node.inputs[0], values))
 
     def _prevent_int8_averages(self) -> None:
-        """Prevent ONNX Runtime from computing average pools in int8, see `from_tensorflow`."""
+        """Prevent ONNX Runtime from fusing an average pool: its float kernel is ten times faster.
+
+        The runtime fuses an average between DequantizeLinear and QuantizeLinear, but not with a Concat of one tensor
+        after it. OpenVINO removes such a Concat and computes the average in int8.
+        """
         for name in self.plan.pass_through:
             if self.nodes[name].op == "AveragePool":
                 self._prevent_fusion(name, "average", 1)

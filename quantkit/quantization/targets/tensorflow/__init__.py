@@ -20,7 +20,7 @@ from quantkit.ops.tensorflow.frames import without_back_edges
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.spec import AFFINE, SIGNED, UNSIGNED
+from quantkit.quantization.spec import AFFINE, UNSIGNED
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT, Target, count_conversion_nodes
 from quantkit.quantization.targets.first_layers import find_first_layers
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
@@ -90,14 +90,13 @@ class TensorFlowTarget(Target):
     defaults = MappingProxyType(
         {
             "activations": UNSIGNED,
-            "signed_activations": SIGNED,
+            # The kernels shift tensors with negative values by a zero point. A symmetric range would clip the small
+            # negative values of a SiLU, which the mean squared error hardly shows.
+            "signed_activations": AFFINE,
             "share_pool_ranges": True,
             "float_global_pools": True,
         }
     )
-    # The kernels shift tensors with negative values by a zero point. A symmetric range would clip the small negative
-    # values of a SiLU, which the mean squared error hardly shows.
-    onnx_fields = MappingProxyType({"signed_activations": AFFINE})
     fixed = ("activations", "signed_activations")
     multiplies_u8_by_s8 = True
     has_host_check = True
