@@ -28,7 +28,7 @@ def _global_pool(translator: OnnxTranslator, node: Node) -> None:
     rank = translator.rank(edge)
     dims = translator.shape(edge).dims
     if op == "Mean" and dims is not None and len(dims) == 4 and None not in dims[2:]:
-        attrs: dict[str, Attr] = {"ksize": (1, *dims[2:], 1), "strides": (1, 1, 1, 1), "padding": b"VALID"}  # type: ignore[dict-item]
+        attrs: dict[str, Attr] = {"ksize": (1, *dims[2:], 1), "strides": (1, 1, 1, 1), "padding": b"VALID"}
         translator.emit_typed(node, "AvgPool", [translator.nhwc(edge)], NHWC, **attrs, data_format=b"NHWC")
     elif rank in (4, None):
         _emit_reduction(translator, node, op, translator.nhwc(edge), (1, 2), NHWC, keep_dims=True)

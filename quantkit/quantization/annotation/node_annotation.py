@@ -32,8 +32,8 @@ class NodeAnnotation:
         self.loop_nodes = find_loop_nodes(facts.graph)
         self.reasons = dict.fromkeys(self.loop_nodes, "while loops of TensorFlow 1 stay float")
         self.weights: dict[str, Spec] = {}
-        kept = find_float_nodes(facts.graph, facts.scheme.keep_float)
-        self.float_nodes = {**float_nodes, **dict.fromkeys(kept, "the scheme keeps it in float")}
+        stated = find_float_nodes(facts.graph, facts.scheme.keep_float)
+        self.float_nodes = {**float_nodes, **dict.fromkeys(stated, "the scheme keeps it in float")}
 
     def store_weights(self) -> None:
         """Decide which weights are stored in int8, for `Scheme.weights_only`."""
@@ -194,13 +194,22 @@ class NodeAnnotation:
         return pattern
 
     def _bias_objection(self, layer: Node) -> str:
-        """Return why the bias after a layer prevents an int8 kernel, which would add it, or an empty string."""
+        """Return why the bias of a layer prevents an int8 kernel, which would add it, or an empty string."""
+        if own := self._own_bias(layer):
+            return "" if np.isfinite(self.graph[own].value.array).all() else f"the constants {own} {NOT_FINITE}"
         consumer = self.facts.sole_consumer(Edge(layer.name))
         if consumer is None or consumer[0].op not in self.roles.bias_ops or not self.roles.is_valid(consumer[0]):
             return ""
         edge = consumer[0].inputs[1 - consumer[1]]
         value = self.graph.constant_of(edge)
         return "" if value is None or np.isfinite(value.array).all() else f"the constants {edge.node} {NOT_FINITE}"
+
+    def _own_bias(self, layer: Node) -> str:
+        """Return the constant that a layer adds by itself, or an empty string."""
+        bias_input = self.roles.bias_input(self.graph, layer, "")
+        if bias_input is None or bias_input[1] >= len(layer.inputs):
+            return ""
+        return layer.inputs[bias_input[1]].node
 
     def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
         """Return True if a node adds one constant per channel of a layer, its input ``slot``."""

@@ -9,7 +9,7 @@ from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.convert.tensorflow_to_onnx.translator import Translation
 from quantkit.errors import UsageError
 from quantkit.formats import onnx
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.quantization.annotation.float_nodes import find_float_nodes
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
@@ -64,12 +64,13 @@ def _convert_name(name: str, graph: Graph, translation: Translation) -> Collecti
         names = find_float_nodes(graph, (name,))
     except UsageError:
         return (name,)
-    return [node for each in sorted(names) for node in _converted_nodes(each, translation)]
+    return [each for node in sorted(names) for each in _converted_nodes(graph[node], translation)]
 
 
-def _converted_nodes(name: str, translation: Translation) -> Iterator[str]:
+def _converted_nodes(node: Node, translation: Translation) -> Iterator[str]:
     """Yield the ONNX nodes that compute a TensorFlow node; a layer also computes the bias after it."""
-    computed = translation.nodes.get(name) or [edge.node for edge in translation.edges.get(Edge(name), ())]
-    for each in computed:
-        if each in translation.graph and not translation.graph[each].is_constant:
-            yield each
+    inputs = {value.node for edge in node.inputs for value in translation.edges.get(edge, ())}
+    computed = translation.nodes.get(node.name) or [edge.node for edge in translation.edges.get(Edge(node.name), ())]
+    for name in computed:
+        if name in translation.graph and name not in inputs and not translation.graph[name].is_constant:
+            yield name

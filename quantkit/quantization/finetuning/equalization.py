@@ -18,6 +18,7 @@ from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import targets
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session
 
@@ -50,7 +51,8 @@ def equalize_layers(graph: Graph, plan: Plan, store: SampleStore, runtime: str) 
 
 def _find_float_patterns(graph: Graph, plan: Plan) -> list[FusedPattern]:
     """Return the patterns of the layers that the target keeps in float, for example depthwise convolutions."""
-    patterns = annotate(graph, Scheme()).patterns
+    target = next(target.name for target in targets().values() if target.dialect == graph.dialect)
+    patterns = annotate(graph, Scheme.for_target(target)).patterns
     return [pattern for pattern in patterns if pattern.weights and not plan.pattern_of.keys() & {*pattern.nodes}]
 
 

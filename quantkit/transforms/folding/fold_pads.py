@@ -37,7 +37,7 @@ def fold_pads(graph: Graph) -> Outcome:
     After:   x -> Conv2D(SAME) or Conv2D(EXPLICIT)
 
     Options: none. A Pad of zero widths becomes an Identity, which remove_nodes removes. In ONNX graphs,
-    Conv, also after a Transpose, and AveragePool, which then counts the padding.
+    Conv, also after a Transpose, MaxPool, and AveragePool, which then counts the padding.
 
     Skips if the padded value is not a constant zero, or if batch or channels are padded. Skips
     AvgPool, which averages over the zeros of a Pad but not over its own padding. Skips
@@ -76,6 +76,17 @@ def fold_pads(graph: Graph) -> Outcome:
         other = Pad(x, widths)
         y = Conv(pad, w, pads=[1, 0, 0, 0])
         z = AveragePool(other, kernel_shape=[2, 2])
+
+    Example:
+        fold_pads
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[1x2x6x6]()
+        widths = Constant[int64]([0, 0, 1, 1, 0, 0, 1, 1])
+        positive = Relu(x)
+        pad = Pad(positive, widths)
+        y = MaxPool(pad, kernel_shape=[3, 3], strides=[2, 2])
     """
     if graph.op_counts.keys().isdisjoint(PADS):
         return Outcome(graph)

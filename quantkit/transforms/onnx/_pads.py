@@ -1,19 +1,25 @@
-"""Folding of Pad into the padding of convolutions and average pools of ONNX graphs.
+"""Folding of Pad into the padding of convolutions and pools of ONNX graphs.
 
 conv(pad(x), pads)  ==  conv(x, pads + widths)        for zeros around the spatial axes, also through a transpose
+max(pad(x), pads)   ==  max(x, pads + widths)         for the lowest value, or zeros around values that are not negative
 """
 
 from typing import Any
+
+import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
 from quantkit.transforms.onnx._facts import constant_value, has_input, integers, producer, reason_to_keep
 
+# Op types whose outputs are never negative.
+NEVER_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp"})
+
 
 def fold_pads(graph: Graph) -> Outcome:
-    """Fold Pad into the convolution or average pool after it."""
-    return apply_rules(graph, Rule(op("Conv|AveragePool"), _fold_pad, ("root",)))
+    """Fold Pad into the convolutions and pools after it."""
+    return apply_rules(graph, Rule(op("Conv|AveragePool|MaxPool"), _fold_pad, ("root",)))
 
 
 def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
@@ -21,7 +27,8 @@ def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
     pad = producer(graph, (transpose or root).inputs[0], "Pad") if root.inputs else None
     if pad is None or root.name in graph.input_names:
         return None
-    reason = reason_to_keep(graph, pad, transpose or root) or _value_reason(graph, pad)
+    # Each consumer of a Pad pads by itself.
+    reason = _value_reason(graph, pad, root)
     if transpose is not None:
         reason = reason or reason_to_keep(graph, transpose, root)
     widths = integers(graph, pad, "pads", 1)
@@ -38,23 +45,31 @@ def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
     if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b""):
         return Skip(f"{root.name} computes its padding from the size of its input")
     own = list(attrs.get("pads") or (0,) * (2 * rank - 4))
+    pads = tuple(size + width for size, width in zip(own, (*before[2:], *after[2:]), strict=True))
+    if root.op == "MaxPool" and max(pads) >= min(attrs["kernel_shape"]):
+        return Skip(f"{pad.name} is as wide as the window: some windows would contain only padding")
     if root.op == "AveragePool":
         if attrs.get("ceil_mode") or (any(own) and not attrs.get("count_include_pad")):
             return Skip(f"{root.name} does not count its own padding")
         attrs["count_include_pad"] = 1
     attrs.pop("auto_pad", None)
-    attrs["pads"] = tuple(size + width for size, width in zip(own, (*before[2:], *after[2:]), strict=True))
+    attrs["pads"] = pads
     if transpose is None:
         return [root.with_(inputs=(pad.inputs[0], *root.inputs[1:]), attrs=attrs)]
     moved = transpose.with_(name=free_name(graph, f"{transpose.name}/unpadded"), inputs=pad.inputs[:1])
     return [moved, root.with_(inputs=(Edge(moved.name), *root.inputs[1:]), attrs=attrs)]
 
 
-def _value_reason(graph: Graph, pad: Node) -> str:
-    """Return a clause if a Pad does not add zeros; empty if it does."""
+def _value_reason(graph: Graph, pad: Node, root: Node) -> str:
+    """Return a clause if a Pad does not add the values that the padding of a node stands for; empty if it does."""
     value: Any = pad.attrs.get("value", 0)
     if has_input(pad, 2):
         constant = constant_value(graph, pad, 2)
         value = None if constant is None else constant.reshape(-1)[0]
-    is_zero = pad.attrs.get("mode", b"constant") == b"constant" and value is not None and value == 0
-    return "" if is_zero else f"{pad.name} does not pad with a constant zero"
+    if pad.attrs.get("mode", b"constant") != b"constant" or value is None:
+        return f"{pad.name} does not pad with a constant"
+    if root.op == "MaxPool":
+        is_lowest = value <= np.finfo(np.float32).min
+        is_neutral = is_lowest or (value == 0 and graph[pad.inputs[0].node].op in NEVER_NEGATIVE)
+        return "" if is_neutral else f"{pad.name} pads with {value:g}, which can be a maximum"
+    return "" if value == 0 else f"{pad.name} does not pad with a constant zero"

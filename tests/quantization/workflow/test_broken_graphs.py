@@ -13,7 +13,7 @@ import quantkit as qk
 from quantkit.formats import load, save
 from quantkit.ir.graph import Graph, constant
 from quantkit.ir.tensor import Array, DType
-from quantkit.quantization import annotate
+from quantkit.quantization import Scheme, annotate
 from quantkit.recipes import rewrite
 
 HELDOUT = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
@@ -34,7 +34,7 @@ def digits() -> Graph:
 
 def edit_layers(graph: Graph, edits: dict[str, Callable[[Array], Array]]) -> Graph:
     """Edit constants of layers: ``conv`` names the weights of the layer with that output, ``conv+`` its bias."""
-    patterns = {pattern.output.node: pattern for pattern in annotate(graph).patterns}
+    patterns = {pattern.output.node: pattern for pattern in annotate(graph, Scheme.for_target("tensorflow")).patterns}
     values: dict[str, Array] = {}
     for name, edit in edits.items():
         pattern = patterns[name.removesuffix("+")]
@@ -94,7 +94,7 @@ def test_outlier_channel_is_found_and_accuracy_restored(
     code, report, _ = run(quantize(source, output), capsys)
     assert code == 0
     assert report["quality"]["agreement"]["value"] > 0.9, "the layers that lose channels are float"
-    assert {row["name"] for row in report["float_fallbacks"]} & {"conv/Conv2D", "conv_1/Conv2D"}
+    assert {row["name"] for row in report["float_fallbacks"]} & {"conv/batchnorm", "conv_1/batchnorm"}
     # A stated scheme is kept.
     scheme = f"--scheme={write_scheme(tmp_path, 'onnx')}"
     code, report, _ = run(quantize(source, output, scheme), capsys)
@@ -114,7 +114,7 @@ def test_outlier_channel_is_found_and_accuracy_restored(
     fallback = report["fallback"]
     assert fallback["is_reached"]
     assert fallback["baseline_drop"] > 0.5
-    assert set(fallback["keep_float"]) <= {"conv/Conv2D", "conv_1/Conv2D"}
+    assert set(fallback["keep_float"]) <= {"conv/batchnorm", "conv_1/batchnorm"}
     assert [row["layer"] for row in fallback["layers"] if row["contribution"]] == fallback["keep_float"]
     assert report["quality"]["top1"]["value"] >= report["float_top1"]["value"] - 0.01
     assert not list(tmp_path.glob("*.fallback")), "a complete search removes its state"

@@ -38,8 +38,8 @@ def test_the_float_model_is_converted_once_for_each_format(tmp_path: Path) -> No
     for name in ("openvino", "onnxruntime"):
         if not find_runtime(name).available().ok:
             pytest.skip(f"{name} is not installed")
-    graph = qk.load("digits").graph
-    plan: Plan = annotate(graph, Scheme())
+    graph = qk.transform("digits", "inference").graph
+    plan: Plan = annotate(graph, Scheme.for_target("tensorflow"))
     conversion = Conversion(graph, plan, Ranges({}))
     files = _FloatFiles(conversion, tmp_path)
     candidates = {each.settings.runtime: files.convert(each) for each in _float_candidates(conversion, tmp_path)}
@@ -69,6 +69,6 @@ def test_the_profile_has_the_shape_of_a_sample(tmp_path: Path, monkeypatch: pyte
         candidate = Candidate(label, tmp_path / "model.pb", Settings(runtime=REFERENCE))
         monkeypatch.setattr(latency, name, lambda *_, candidate=candidate: [candidate])
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[?x?x3](dtype=float)\ny = Relu(x)")
-    conversion = Conversion(graph, annotate(graph, Scheme()), Ranges({}))
+    conversion = Conversion(graph, annotate(graph, Scheme.for_target("tensorflow")), Ranges({}))
     latency.measure_latency(conversion, tmp_path, None, tmp_path, ignore_progress, {"x": (1, 8, 3)})
     assert [dict(each.settings.input_shapes) for each in profiled] == [{"x": (1, 8, 3)}] * 2

@@ -12,6 +12,7 @@ from quantkit.data import as_dataset
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Range, Scheme
+from quantkit.quantization.annotation import in_target_dialect
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow import trials as trials_module
@@ -39,7 +40,7 @@ def network() -> Graph:
         constant("w", random.normal(0, 1, (16, 8)).astype(np.float32)),
         Node("y", "MatMul", ("r", "w"), attrs=FLOAT),
     )
-    return Graph.of(nodes, ["x"], ["y"])
+    return in_target_dialect(Graph.of(nodes, ["x"], ["y"]), "onnx")
 
 
 def calibrate(options: Options) -> tuple[Conversion, FloatReference]:

@@ -57,6 +57,11 @@ def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[dict[st
     return json.loads(captured.out), captured.err
 
 
+def op_type(op: str, target: str) -> str:
+    """Return the op type of a layer in the float graph that is quantized."""
+    return {"Conv2D": "Conv", "MatMul": "Gemm"}[op] if target == "onnx" else op
+
+
 def quantize(
     source: Path, target: str, data: Path, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[dict[str, Any], Path]:
@@ -79,7 +84,7 @@ def test_dense_layers_alone(target: str, tmp_path: Path, vectors: Path, capsys: 
     network.dense("y", network.dense("h", "x", 12, 16), 16, 4, "Softmax")
     source = network.save(tmp_path / "dense.pb", "y")
     report, output = quantize(source, target, vectors, capsys)
-    assert report["ops"]["MatMul"] == {"int8": 2, "float": 0}
+    assert report["ops"][op_type("MatMul", target)] == {"int8": 2, "float": 0}
     assert report["quality"]["agreement"]["value"] >= 0.9
     command = ["evaluate", str(output), "--data", str(vectors), "--reference", str(source)]
     evaluation, _ = run(command, capsys)
@@ -101,7 +106,10 @@ def test_two_inputs_are_matched_by_name(target: str, tmp_path: Path, capsys: pyt
     network.dense("y", "joined", 15, 4, "Softmax")
     source = network.save(tmp_path / "two.pb", "y")
     report, output = quantize(source, target, data, capsys)
-    assert report["ops"]["MatMul"] == {"int8": 3, "float": 0}
+    counts = report["ops"][op_type("MatMul", target)]
+    # Layers whose inputs are noisy may stay float for a better agreement.
+    assert counts["int8"] + counts["float"] == 3
+    assert counts["int8"] >= 1
     assert report["quality"]["agreement"]["value"] >= 0.9
     evaluation, _ = run(["evaluate", str(output), "--data", str(data), "--reference", str(source)], capsys)
     assert evaluation["agreement"] == report["quality"]["agreement"]
@@ -178,7 +186,7 @@ def test_dilated_and_grouped_convolutions(target: str, tmp_path: Path, capsys: p
     assert re.search("2 of 8 (input )?channels", reasons.get("grouped", "2 of 8 channels"))
     ops = qk.load(output).graph.op_counts
     assert ("SpaceToBatchND" in ops) == (target == "eightbit")
-    assert report["ops"]["Conv2D"] == {"int8": 2 - (target != "onnx"), "float": int(target != "onnx")}
+    assert report["ops"][op_type("Conv2D", target)] == {"int8": 2 - (target != "onnx"), "float": int(target != "onnx")}
 
 
 @pytest.mark.parametrize("target", OUTPUTS)
@@ -197,7 +205,7 @@ def test_dynamic_sizes_become_those_of_the_data(
     source, data = network.save(tmp_path / "open.pb", "y"), tmp_path / "images.npy"
     np.save(data, RANDOM.normal(size=(8, 21, 14, 3)).astype(np.float32))
     report, output = quantize(source, target, data, capsys)
-    assert report["ops"]["Conv2D"] == {"int8": 2, "float": 0}
+    assert report["ops"][op_type("Conv2D", target)] == {"int8": 2, "float": 0}
     assert report["int8_macs"] == 11 * 7 * 27 * 8 + 6 * 4 * 72 * 8 + 8 * 4
     assert qk.load(output).graph["x"].attrs["shape"] == Shape((None, 21, 14, 3))
     np.save(data, RANDOM.integers(0, 256, (2, 9, 9, 3)).astype(np.uint8))
