@@ -1,15 +1,16 @@
 """Search for the layers that must stay in float to keep the accuracy, and the contribution of each.
 
     1. Measure with all layers in int8. Within the limit: done.
-    2. Sensitivity: measure once for each layer, with this layer alone in float. Its gain is the loss that it removes.
-    3. Keep the most sensitive layers in float; bisection finds the smallest number of them that suffices.
-    4. Quantize each of these layers again, the least sensitive first; it stays quantized if the limit holds.
+    2. Rank the layers by the error model, which needs no measurement of the loss. Without one, measure once for each
+       layer, with this layer alone in float: its gain is the loss that it removes.
+    3. Keep the first layers in float; bisection finds the smallest number of them that suffices.
+    4. Quantize these layers again, the last ones first, by halves; they stay quantized if the limit holds.
 
 Every measurement is saved in a state file, if one is given, so that an interrupted search resumes.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -159,6 +160,7 @@ def search(
     max_drop: float,
     seconds: float,
     suspects: Iterable[str] = (),
+    rank: Callable[[], Sequence[str] | None] = lambda: None,
     state: Path | None = None,
     on_progress: OnProgress = ignore_progress,
     clock: Callable[[], float] = monotonic,
@@ -171,6 +173,8 @@ def search(
         max_drop: largest accepted drop, a fraction.
         seconds: time budget; a running measurement is finished.
         suspects: layers to measure first, for example those with calibration warnings.
+        rank: function that returns all layers, the most sensitive first, or None if that is unknown; it is called if
+            some layers must stay in float.
         state: file for the measurements, to resume an interrupted search.
         on_progress: callback for the seconds used.
         clock: function that returns the time in seconds.
@@ -190,8 +194,10 @@ def search(
     if baseline.drop <= max_drop:
         rows = tuple(LayerSensitivity(name, None, None, False) for name in order)
         return Fallback(frozenset(), baseline, baseline, rows, True, True)
-    gains = _measure_gains(run, order, baseline)
-    ranked = sorted(order, key=lambda name: (name in gains, gains.get(name, Loss(0, 0))), reverse=True)
+    ranking = rank()
+    gains = _measure_gains(run, order, baseline) if ranking is None else {}
+    by_gain = sorted(order, key=lambda name: (name in gains, gains.get(name, Loss(0, 0))), reverse=True)
+    ranked = by_gain if ranking is None else list(ranking)
     choice = _find_shortest_prefix(run, ranked, max_drop)
     contributions: dict[str, Loss] = {}
     if choice:
@@ -231,18 +237,26 @@ def _find_shortest_prefix(run: _Search, ranked: list[str], max_drop: float) -> l
 
 
 def _drop_unneeded(run: _Search, choice: list[str], max_drop: float) -> tuple[list[str], dict[str, Loss]]:
-    """Return the choice without the layers that are not needed, and the contribution of each other layer."""
+    """Return the choice without the layers that are not needed, and the contribution of each other layer.
+
+    Layers are quantized again in halves, those with the smallest gains first: one measurement suffices for a half that
+    is not needed.
+    """
     needed = list(choice)
     losses: dict[str, Loss] = {}
-    for name in reversed(choice):
-        others = [other for other in needed if other != name]
-        loss = run.loss(others)
+    pending = [needed[len(needed) // 2 :], needed[: len(needed) // 2]][::-1]
+    while pending:
+        part = pending.pop()
+        others = [name for name in needed if name not in part]
+        loss = run.loss(others) if part else None
         if loss is None:
-            break
+            continue
         if loss.drop <= max_drop:
             needed = others
+        elif len(part) > 1:
+            pending += [part[: len(part) // 2], part[len(part) // 2 :]]
         else:
-            losses[name] = loss
+            losses[part[0]] = loss
     final = run.losses[frozenset(needed)]
     return needed, {name: loss.minus(final) for name, loss in losses.items() if name in needed}
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.roles import find_roles
 from quantkit.quantization.finetuning.sums import QuantizedSum, find_sums, round_operands
+from quantkit.quantization.marked_edges import mark_edges
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
@@ -138,7 +138,7 @@ def simulate(graph: Graph, plan: Plan, ranges: Ranges, runtime: str = AUTO) -> S
     """
     target = find_target(plan.scheme.target)
     parameters = target.edge_parameters(graph, plan, ranges)
-    marked, markers = _mark_edges(graph, plan, list(parameters), target.quantizes_all_consumers)
+    marked, markers = mark_edges(graph, plan, list(parameters), target.quantizes_all_consumers)
     translated = as_tensorflow(marked)
     unrounded = target.unrounded_edges(graph, plan, runtime)
     edges = tuple(
@@ -221,32 +221,6 @@ def _find_learned(
 def _step_limits(parameters: QuantizationParameters) -> tuple[int, int]:
     low, high = parameters.spec.limits
     return low - int(parameters.zero_point), high - int(parameters.zero_point)
-
-
-def _mark_edges(graph: Graph, plan: Plan, edges: list[Edge], all_consumers: bool) -> tuple[Graph, Mapping[Edge, str]]:
-    """Return the graph with an Identity after each edge, and the name of each Identity."""
-    roles = find_roles(graph)
-    producers, consumers = set(plan.pass_through), set(plan.pass_through)
-    for pattern in plan.patterns:
-        consumers.update(pattern.nodes)
-        is_quantized = pattern.output in plan.activations and graph[pattern.layer].op in roles.quantized_output_ops
-        if plan.scheme.split_patterns or is_quantized:
-            producers.update(pattern.nodes)
-    nodes = dict(graph.nodes)
-    markers: dict[Edge, str] = {}
-    outputs = list(graph.outputs)
-    attrs = {} if graph.dialect == onnx.DIALECT else FLOAT_ATTRS
-    for number, edge in enumerate(edges):
-        marker = free_name(graph, f"fake_quant_{number}")
-        markers[edge] = marker
-        is_for_all = all_consumers or edge.node in producers
-        for use in graph.uses.get(edge, ()):
-            if is_for_all or use.node.name in consumers:
-                nodes[use.node.name] = nodes[use.node.name].with_input(use.slot, marker)
-        if is_for_all:
-            outputs = [Edge(marker) if output == edge else output for output in outputs]
-        nodes[marker] = Node(marker, "Identity", (edge,), attrs=attrs)
-    return graph.with_nodes(nodes.values()).with_endpoints(None, outputs), markers
 
 
 def _add_fake_quants(graph: Graph, edges: tuple[QuantizedEdge, ...]) -> Graph:

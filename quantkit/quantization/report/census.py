@@ -138,11 +138,11 @@ def count_node_macs(
         names: names of nodes.
         samples: as for `census`.
     """
-    shapes = _infer_shapes(graph, samples)
+    shapes = infer_sample_shapes(graph, samples)
     return {name: count_macs_of_run(graph, graph[name], shapes) for name in names}
 
 
-def _infer_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> Mapping[Edge, Shape]:
+def infer_sample_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> Mapping[Edge, Shape]:
     """Return the shapes for one example; those that an ONNX file states for ops without a rule, such as a Loop."""
     stated = value_infos(graph) if graph.dialect == DIALECT else {}
     return infer_shapes(_with_known_sizes(graph, samples), {edge: shape for edge, (_, shape) in stated.items()})

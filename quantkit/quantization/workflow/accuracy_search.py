@@ -10,6 +10,7 @@ from quantkit.quantization.fallback import Fallback, Loss, search
 from quantkit.quantization.workflow.accuracy import measure_loss
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.doubts import barely_vary
+from quantkit.quantization.workflow.error_signals import rank_layers
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 
@@ -42,6 +43,7 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
             max_drop=max_drop,
             seconds=options.time_budget,
             suspects=_suspects(conversion),
+            rank=lambda: rank_layers(conversion, reference, options),
             state=state,
             on_progress=options.on_progress,
         )

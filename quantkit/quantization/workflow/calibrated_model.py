@@ -1,6 +1,7 @@
 """First half of a quantization: from a model and data to a plan and ranges."""
 
 from quantkit.data import Dataset
+from quantkit.formats import onnx
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
 from quantkit.progress import Progress
 from quantkit.quantization.scheme import Scheme

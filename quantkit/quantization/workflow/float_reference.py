@@ -22,8 +22,8 @@ from quantkit.evaluation.tasks import TASKS, TaskMetric
 from quantkit.ir.tensor import Array
 from quantkit.quantization.fallback import Loss
 from quantkit.quantization.ranges import UNKNOWN
+from quantkit.quantization.states import StateLoop, find_states
 from quantkit.quantization.workflow.labeled_feeds import Feeds, LabeledFeeds
-from quantkit.quantization.workflow.states import StateLoop, find_states
 from quantkit.runtimes.session import Session
 
 # Memory for feeds that run again in the quantized model; later samples are prepared a second time.

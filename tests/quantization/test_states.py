@@ -11,8 +11,8 @@ from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Scheme
+from quantkit.quantization.states import StateLoop, find_states
 from quantkit.quantization.workflow import lossy_layers
-from quantkit.quantization.workflow.states import StateLoop, find_states
 
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
 onnx = pytest.importorskip("onnx", reason="pip install onnx")

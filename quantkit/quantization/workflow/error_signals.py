@@ -1,0 +1,77 @@
+"""Error signals of the layers of a conversion, and the ranking of the layers that follows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from quantkit.errors import QuantkitError
+from quantkit.formats import onnx
+from quantkit.progress import Progress
+from quantkit.quantization.calibration import choose_float_runtime
+from quantkit.quantization.precision.cost import predict_costs
+from quantkit.quantization.precision.error import ErrorProbe, tap_outputs
+from quantkit.quantization.precision.search import FloatSearch
+from quantkit.quantization.precision.switches import switch_quantization
+from quantkit.quantization.report.census import infer_sample_shapes
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.options import Options
+from quantkit.runtimes import AUTO, open_session
+
+# Runs of the error signals; the errors of a recurrent model accumulate over many runs.
+NUM_RUNS, NUM_STEPS = 8, 64
+# Time limit of the error signals as a fraction of the time budget: a slow model gets fewer runs.
+MAX_FRACTION = 0.3
+
+
+def rank_layers(conversion: Conversion, reference: FloatReference, options: Options) -> list[str] | None:
+    """Return the layers of a conversion, those first whose int8 form adds most error for the time that it saves.
+
+    Args:
+        conversion: conversion with all layers in int8.
+        reference: outputs of the float model.
+        options: options of the quantization.
+
+    Returns:
+        None if no runtime runs the float graph, or too slowly for the time budget.
+    """
+    try:
+        with _open_probe(conversion, reference, options) as probe:
+            return None if probe is None else _find_search(conversion, reference, probe, options).ranking()
+    except QuantkitError as error:
+        options.on_message(f"each layer is measured by itself: {error.message}")
+        return None
+
+
+def _find_search(conversion: Conversion, reference: FloatReference, probe: ErrorProbe, options: Options) -> FloatSearch:
+    count = len(probe.switched)
+    errors = probe.measure(
+        lambda done: options.on_progress(Progress("measuring the errors of the layers", done, count))
+    )
+    sizes = {name: array.shape for name, array in reference.feeds[0].items()}
+    shapes = infer_sample_shapes(conversion.graph, sizes)
+    costs = predict_costs(conversion.graph, conversion.plan, shapes, conversion.runtimes)
+    return FloatSearch(conversion.graph, conversion.plan, errors, costs)
+
+
+@contextmanager
+def _open_probe(conversion: Conversion, reference: FloatReference, options: Options) -> Iterator[ErrorProbe | None]:
+    """Open the switched graph; None if the error signals of one run would take too long.
+
+    Raises:
+        UnavailableError, GraphError: no runtime can run the graph.
+    """
+    graph, states = conversion.graph, reference.states
+    switched = switch_quantization(graph, conversion.plan, conversion.ranges)
+    runtime = choose_float_runtime(graph, AUTO if graph.dialect == onnx.DIALECT else options.runtime)
+    with open_session(tap_outputs(switched.graph), runtime) as session:
+
+        def run(count: int) -> ErrorProbe:
+            return ErrorProbe(switched, session, reference.feeds[:count], reference.outputs[:count], states)
+
+        start = perf_counter()
+        run(1)
+        seconds = max((perf_counter() - start) * len(switched), 1e-9)
+        limit = int(MAX_FRACTION * options.time_budget / seconds)
+        count = min(NUM_STEPS if states else NUM_RUNS, len(reference.feeds), limit)
+        yield run(count) if count else None
