@@ -78,7 +78,7 @@ def _add_scheme(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--reduce-range",
         action="store_true",
-        help="use 7-bit weights (default: only on processors without VNNI)",
+        help="use 7-bit weights (default: 8 bits whose sums of pairs cannot saturate without VNNI)",
     )
     parser.add_argument(
         "--plan", metavar="FILE", help="read the quantization plan from this file instead of computing it"

@@ -5,7 +5,7 @@
 Rounding is half to even; real 0 is always represented exactly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Self
 
@@ -13,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.ir.tensor import Array
+from quantkit.quantization.pair_sums import MAX_SUM, find_pair_sums, limit_pair_sums
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.weight_levels import find_limits
 
 Floats = npt.NDArray[np.float32]
+# Scales that a channel tries, between the one of its largest weight and the one that limits no pair.
+PAIR_SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,32 @@ class QuantizationParameters:
             values: the constant, finite.
         """
         if not (spec.per_channel and spec.axes):
-            return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))
+            return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))._for_pairs(values)
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
         if spec.symmetric and not spec.reduce_range and values.size:
             limits = find_limits(values.transpose((*rest, *spec.axes)).reshape(-1, _num_channels(spec, values)))
             if limits is not None:
                 return cls.of_limits(spec, -limits, limits)
         low, high = values.min(rest, initial=0), values.max(rest, initial=0)
-        return cls.of_limits(spec, low.reshape(-1), high.reshape(-1))
+        return cls.of_limits(spec, low.reshape(-1), high.reshape(-1))._for_pairs(values)
+
+    def _for_pairs(self, values: Array) -> Self:
+        """Return larger scales where limited sums of pairs then cost less precision, see `pair_sums`."""
+        spec = self.spec
+        if not spec.pair_axes or not values.size:
+            return self
+        flat, scale, _ = self._align(values)
+        sums = find_pair_sums((flat / scale).reshape(values.shape), spec.pair_axes)
+        rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
+        ratio = np.maximum(sums.max(rest).reshape(self.scale.shape) / MAX_SUM, 1.0)
+        best, least = self, np.full(self.scale.shape, np.inf)
+        for part in PAIR_SCALES:
+            larger = replace(self, scale=(self.scale * (1 + part * (ratio - 1))).astype(np.float32))
+            errors = np.square(larger.fake_quantize(values) - values).sum(rest).reshape(self.scale.shape)
+            is_better = errors < least
+            least = np.where(is_better, errors, least)
+            best = replace(self, scale=np.where(is_better, larger.scale, best.scale).astype(np.float32))
+        return best
 
     @classmethod
     def of_limits(cls, spec: Spec, low: npt.ArrayLike, high: npt.ArrayLike) -> Self:
@@ -105,7 +126,8 @@ class QuantizationParameters:
         levels = np.rint(flat / scale)
         levels += zero
         np.clip(levels, *self.spec.limits, out=levels)
-        return levels.astype(self.spec.dtype.numpy).reshape(values.shape)
+        quantized = levels.astype(self.spec.dtype.numpy).reshape(values.shape)
+        return limit_pair_sums(quantized, self.spec.pair_axes) if self.spec.pair_axes else quantized
 
     def dequantize(self, quantized: Array) -> Floats:
         """Return the real values of quantized values, float32, same shape."""

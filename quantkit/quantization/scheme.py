@@ -15,12 +15,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from quantkit.arguments import public
+from quantkit.arguments import public, require_choice
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats.documents import read_toml
 from quantkit.formats.files import write_whole
 from quantkit.quantization.observers import find_observer
 from quantkit.quantization.spec import AFFINE, WEIGHTS, Spec
+
+PAIR_SAFE, REDUCE_RANGE, IGNORE = "pair_safe", "reduce_range", "ignore"
+# Values of `Scheme.saturation`.
+SATURATIONS = (PAIR_SAFE, REDUCE_RANGE, IGNORE)
 
 if TYPE_CHECKING:
     from quantkit.quantization.targets.base import Target
@@ -53,6 +57,8 @@ class Scheme:
         bias_correction: correct the mean error of each layer's output through its bias.
         equalize: move scales between neighbouring layers before quantizing, where that is exact.
         weights_only: quantize the weights alone; all arithmetic is in float.
+        saturation: weights for processors without VNNI, where kernels add pairs of u8 x s8 products in int16:
+            ``pair_safe`` limits the sums of pairs, ``reduce_range`` uses 7 bits, ``ignore`` uses all 8 bits.
     """
 
     target: str = "onnx"
@@ -70,11 +76,13 @@ class Scheme:
     bias_correction: bool = True
     equalize: bool = False
     weights_only: bool = False
+    saturation: str = PAIR_SAFE
 
     def __post_init__(self) -> None:
         for field in fields(self):
             object.__setattr__(self, field.name, parse_field(field.name, getattr(self, field.name)))
         find_observer(self.observer)
+        require_choice(SATURATIONS, saturation=self.saturation)
         _find_target(self.target).check_scheme(self)
         if not self.activations.is_signed and self.signed_activations is None:
             raise UsageError(
@@ -95,6 +103,11 @@ class Scheme:
     def with_(self, **changes: Any) -> Self:
         """Return a copy with other fields."""
         return replace(self, **changes)
+
+    @property
+    def weights_format(self) -> Spec:
+        """Number format of the weights, of 7 bits if ``saturation`` requires it."""
+        return replace(self.weights, reduce_range=self.weights.reduce_range or self.saturation == REDUCE_RANGE)
 
     @property
     def digest(self) -> str:

@@ -27,6 +27,8 @@ class Spec:
             int16.
         axes: dimensions of a constant that together index the channels; empty for one scale, or
             before the layer is known.
+        pair_axes: dimensions of the positions of a kernel, in its order, and of the input channels, whose products
+            kernels may add in pairs, see `pair_sums`; empty without such kernels.
 
     >>> str(Spec(DType.QINT8, symmetric=True, per_channel=True, axes=(3,)))
     'qint8 symmetric per_channel axes=3'
@@ -39,6 +41,7 @@ class Spec:
     per_channel: bool = False
     reduce_range: bool = False
     axes: tuple[int, ...] = ()
+    pair_axes: tuple[int, ...] = ()
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -56,6 +59,7 @@ class Spec:
         parts = [self.dtype.value, "symmetric" if self.symmetric else "affine"]
         parts += [flag for flag in _FLAGS if getattr(self, flag)]
         parts += [f"axes={','.join(map(str, self.axes))}"] if self.axes else []
+        parts += [f"pairs={','.join(map(str, self.pair_axes))}"] if self.pair_axes else []
         return " ".join(parts)
 
     @classmethod
@@ -76,8 +80,9 @@ class Spec:
                 symmetries.append(token == "symmetric")
             elif token in _FLAGS:
                 options[token] = True
-            elif re.fullmatch(r"axes=\d+(,\d+)*", token):
-                options["axes"] = tuple(map(int, token[5:].split(",")))
+            elif match := re.fullmatch(r"(axes|pairs)=(\d+(?:,\d+)*)", token):
+                name = "axes" if match[1] == "axes" else "pair_axes"
+                options[name] = tuple(map(int, match[2].split(",")))
             else:
                 raise UsageError(
                     f"unknown term {token!r} in the spec {text!r}",

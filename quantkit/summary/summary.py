@@ -14,6 +14,7 @@ from quantkit.ops.batch import with_batch_one
 from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.bodies import count_macs_of_run
+from quantkit.quantization.portability import Portability, certify
 from quantkit.quantization.workflow.estimate import QuantizationEstimate, estimate_quantization
 from quantkit.summary.compressibility import Compressibility, measure_compressibility
 from quantkit.summary.next_step import recommend_command
@@ -69,6 +70,7 @@ class Summary:
         compressibility: zeros and distinct values of sparse or clustered weights; None for other models.
         file_bytes: size of the model file; None for folders and objects.
         has_random_weights: True if the predictions are meaningless.
+        portability: certificate of an int8 model for processors without VNNI; None for other models.
     """
 
     model: str
@@ -87,6 +89,7 @@ class Summary:
     compressibility: Compressibility | None = None
     file_bytes: int | None = None
     has_random_weights: bool = False
+    portability: Portability | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``quantkit summarize --json``."""
@@ -110,6 +113,7 @@ class Summary:
             "next_step": self.next_step,
             "int8_outlook": self.estimate.to_json(),
             "compressibility": self.compressibility.to_json() if self.compressibility else None,
+            "portability": self.portability.to_json() if self.portability else None,
         }
 
     @property
@@ -127,6 +131,7 @@ class Summary:
             ("MACs", unknown if self.macs is None else f"{self.macs / 1e6:,.1f} million"),
             ("memory", self._memory),
             ("8-bit outlook", str(self.estimate)),
+            *([("processors", str(self.portability))] if self.portability else []),
             ("next", self.next_step),
         ]
         rows += [("note", RANDOM_WEIGHTS_NOTE)] if self.has_random_weights else []
@@ -195,6 +200,7 @@ def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Itera
         compressibility=measure_compressibility(graph),
         file_bytes=path.stat().st_size if path is not None and path.is_file() else None,
         has_random_weights=loaded.has_random_weights,
+        portability=certify(graph),
     )
 
 

@@ -53,7 +53,7 @@ def quantization_aware(
             tf-keras, only ``keep_float`` has an effect.
         calibration: calibration dataset, as for `quantkit.quantize`; only for Keras 3.
         target: target format and runtime (default: the scheme's, else ``onnx``).
-        reduce_range: use 7-bit weights; implied on processors whose u8 x s8 products saturate in int16.
+        reduce_range: use 7-bit weights instead of the limited sums of pairs for processors without VNNI.
         limit: maximum number of calibration samples.
         on_progress, on_message: callbacks for progress and messages.
 

@@ -34,7 +34,7 @@ def test_chain_of_layer_bias_and_activation_is_one_pattern() -> None:
     assert pattern.nodes == ("a", "s", "y")
     assert (pattern.input, pattern.output) == (Edge("x"), Edge("y"))
     assert list(plan.activations) == [Edge("x")], "y has no quantized consumer"
-    assert str(plan.weights["w"]) == "qint8 symmetric per_channel axes=3"
+    assert str(plan.weights["w"]) == "qint8 symmetric per_channel axes=3 pairs=0,1,2"
     assert plan.float_fallbacks == {}
 
 

@@ -64,6 +64,13 @@ class Roles(ABC):
         """Return the input index of each weights constant of a node, with the axes of its output channels."""
 
     @abstractmethod
+    def pair_axes(self, graph: Graph, layer: Node) -> tuple[int, ...]:
+        """Return the dimensions of the weights whose products a kernel adds: its positions, then the input channels.
+
+        Empty for a depthwise convolution, whose kernels add single products.
+        """
+
+    @abstractmethod
     def layer_objection(self, graph: Graph, layer: Node) -> str:
         """Return why a layer has no int8 form, apart from its operands, or an empty string."""
 

@@ -126,6 +126,10 @@ class OnnxRoles(Roles):
         # ONNX Runtime has no scales per channel of batched weights.
         return {WEIGHTS_INDEX: (1,) if len(weights.shape) == 2 else ()}
 
+    def pair_axes(self, graph: Graph, layer: Node) -> tuple[int, ...]:
+        weights = graph.constant_of(layer.inputs[WEIGHTS_INDEX])
+        return () if weights is None else find_pair_axes(layer, weights.shape)
+
     def layer_objection(self, graph: Graph, layer: Node) -> str:
         if layer.op != "Gemm":
             return ""
@@ -244,3 +248,21 @@ def find_dtype(graph: Graph, edge: Edge) -> DType | None:
 def _is_vector(value: Tensor) -> bool:
     """Return True if all dimensions but the last are 1."""
     return all(size == 1 for size in value.shape[:-1])
+
+
+def find_pair_axes(layer: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the dimensions of weights whose products a kernel adds, see `Roles.pair_axes`.
+
+    Args:
+        layer: layer of an ONNX graph.
+        shape: shape of its weights.
+    """
+    rank = len(shape)
+    if rank < 2:
+        return ()
+    if layer.op == "Gemm":
+        return (1,) if layer.attrs.get("transB") else (0,)
+    if layer.op not in CONVOLUTION_OPS:
+        return (rank - 2,)
+    is_depthwise = layer.op == "Conv" and shape[:2] == (layer.attrs.get("group", 1), 1)
+    return () if is_depthwise else (*range(2, rank), 1 if layer.op == "Conv" else 0)

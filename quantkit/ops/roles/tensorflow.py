@@ -52,6 +52,13 @@ class TensorFlowRoles(Roles):
         layer = find_layer(node)
         return {WEIGHTS_INDEX: () if layer is None else layer.weights_axes}
 
+    def pair_axes(self, graph: Graph, layer: Node) -> tuple[int, ...]:
+        if layer.op == "MatMul":
+            return (1,) if layer.attrs.get("transpose_b") else (0,)
+        if layer.op == "DepthwiseConv2dNative":
+            return ()
+        return (0, 1, 3) if layer.op == "Conv2DBackpropInput" else (0, 1, 2)
+
     def layer_objection(self, graph: Graph, layer: Node) -> str:
         if layer.attrs.get("T", DType.FLOAT) is not DType.FLOAT:
             return "the data type is not float"

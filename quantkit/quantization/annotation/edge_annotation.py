@@ -146,11 +146,13 @@ class EdgeAnnotation:
     def _operand_specs(self) -> dict[Edge, Spec]:
         """Return the specs of second operands of products: signed and symmetric, as the kernels take weights.
 
-        An operand keeps the spec of activations if an edge with its range is also an input of a layer.
+        An operand keeps the spec of activations if an edge with its range is also an input of a layer. Pairs of
+        computed operands cannot be limited: they have 7 bits unless ``saturation`` is ignored.
         """
         group_of = {edge: group for group in self.groups for edge in group}
         inputs = {pattern.input for pattern in self.patterns}
-        spec = replace(WEIGHTS, per_channel=False, reduce_range=self.scheme.weights.reduce_range)
+        has_reduced_range = self.scheme.weights_format.reduce_range or self.facts.limits_pairs
+        spec = replace(WEIGHTS, per_channel=False, reduce_range=has_reduced_range)
         operands = (pattern.operand for pattern in self.patterns if pattern.operand is not None)
         related = (group_of.get(edge, frozenset({edge})) for edge in operands)
         return {edge: spec for edges in related if not edges & inputs for edge in edges}

@@ -3,7 +3,7 @@
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
-from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.scheme import PAIR_SAFE, Scheme
 from quantkit.quantization.targets import find_target
 
 
@@ -29,6 +29,11 @@ class FloatGraph:
         needed = graph.reachable()
         self.nodes = [graph[name] for name in graph.order if name in needed]
         self.position = {node.name: number for number, node in enumerate(self.nodes)}
+
+    @property
+    def limits_pairs(self) -> bool:
+        """True if the weights are limited for kernels that add pairs of products in 16 bits."""
+        return self.target.multiplies_u8_by_s8 and self.scheme.saturation == PAIR_SAFE
 
     def sole_consumer(self, edge: Edge) -> tuple[Node, int] | None:
         """Return the only consumer of an edge and its input index; None for several, or a graph output."""

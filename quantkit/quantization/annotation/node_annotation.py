@@ -154,7 +154,12 @@ class NodeAnnotation:
         return (
             self.roles.weights_objection(self.graph, node, weights)
             or self.facts.missing_kernel(node)
-            or self._objection_to_weights(edge.node, weights, self.roles.weights_axes(self.graph, node)[WEIGHTS_INDEX])
+            or self._objection_to_weights(
+                edge.node,
+                weights,
+                self.roles.weights_axes(self.graph, node)[WEIGHTS_INDEX],
+                self.roles.pair_axes(self.graph, node) if self.facts.limits_pairs else (),
+            )
         )
 
     def _objection_to_storing(self, edge: Edge, axes: tuple[int, ...]) -> str:
@@ -168,12 +173,15 @@ class NodeAnnotation:
             return "the weights are a single number"
         return self._objection_to_weights(edge.node, weights, axes)
 
-    def _objection_to_weights(self, name: str, weights: Tensor, axes: tuple[int, ...]) -> str:
+    def _objection_to_weights(
+        self, name: str, weights: Tensor, axes: tuple[int, ...], pair_axes: tuple[int, ...] = ()
+    ) -> str:
         """Return why weights cannot be quantized, or an empty string.
 
         The spec of quantizable weights is noted: all layers that share the weights use it.
         """
-        spec = replace(self.scheme.weights, axes=axes) if self.scheme.weights.per_channel else self.scheme.weights
+        weights_format = self.scheme.weights_format
+        spec = replace(weights_format, axes=axes if weights_format.per_channel else (), pair_axes=pair_axes)
         if self.weights.get(name, spec) != spec:
             return "a layer with other channel dimensions shares the weights"
         if not np.isfinite(weights.array).all():

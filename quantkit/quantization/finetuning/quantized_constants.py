@@ -17,6 +17,7 @@ import numpy as np
 from quantkit.ir.graph import Edge
 from quantkit.quantization.finetuning.simulation import Simulation
 from quantkit.quantization.finetuning.variables import Variables
+from quantkit.quantization.pair_sums import MAX_SUM
 from quantkit.quantization.spec import Spec
 
 
@@ -169,10 +170,31 @@ def _find_parameters(tf: Any, values: Any, spec: Spec) -> tuple[Any, Any]:
     low = tf.minimum(tf.reduce_min(values, rest, keepdims=True), 0.0)
     high = tf.maximum(tf.reduce_max(values, rest, keepdims=True), 0.0)
     scale = tf.maximum(-low, high) / last if spec.symmetric else (high - low) / (last - first)
+    if spec.pair_axes:
+        scale = tf.maximum(scale, _find_pair_sums(tf, values, spec, rest) / MAX_SUM)
     scale = tf.where(scale < np.finfo(np.float32).tiny, tf.ones_like(scale), scale)
     if spec.symmetric:
         return scale, tf.zeros_like(scale)
     return scale, tf.stop_gradient(tf.clip_by_value(tf.round(first - low / scale), first, last))
+
+
+def _find_pair_sums(tf: Any, values: Any, spec: Spec, rest: Sequence[int] | None) -> Any:
+    """Return the largest sum of the weights of one sign in a pair, see `pair_sums`, in the shape of the scale."""
+    order = [*(axis for axis in range(values.shape.rank) if axis not in spec.pair_axes), *spec.pair_axes]
+    sizes = [values.shape[axis] for axis in order]
+    kept = len(order) - len(spec.pair_axes)
+    rows = tf.reshape(tf.transpose(values, order), [*sizes[:kept], -1, sizes[-1]])
+    flat = tf.reshape(rows, [*sizes[:kept], -1])
+    kinds = [flat] if sizes[-1] % 2 == 0 else [flat, rows]
+    largest = tf.zeros(sizes[:kept])
+    for kind in kinds:
+        even = kind[..., : kind.shape[-1] // 2 * 2]
+        pairs = tf.reshape(even, [*sizes[:kept], -1, 2])
+        for signed in (pairs, -pairs):
+            sums = tf.reduce_sum(tf.maximum(signed, 0.0), -1)
+            largest = tf.maximum(largest, tf.reduce_max(sums, -1) if sums.shape[-1] else 0.0)
+    largest = tf.transpose(tf.reshape(largest, [*sizes[:kept], *[1] * len(spec.pair_axes)]), np.argsort(order))
+    return tf.reduce_max(largest, rest, keepdims=True)
 
 
 def _fake_quantize(tf: Any, values: Any, spec: Spec, scale: Any, zero: Any) -> Any:

@@ -18,6 +18,7 @@ from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.finetuning.report import FineTuning
+from quantkit.quantization.portability import Portability
 from quantkit.quantization.ranges import UNKNOWN, Provenance
 from quantkit.quantization.report.census import FLOAT, INT8, Census
 from quantkit.quantization.report.text import report_html, report_lines
@@ -190,6 +191,7 @@ class QuantizationReport:
         next_step: recommendation; None before the measurements.
         preprocessing: preprocessing of the calibration images, `ARRAYS_UNCHANGED`, or `UNKNOWN`.
         fine_tuning: course and effect of ``finetune``; None without it.
+        portability: certificate for processors without VNNI; None for formats whose kernels add in 32 bits.
     """
 
     model: str
@@ -210,6 +212,7 @@ class QuantizationReport:
     next_step: NextStep | None = None
     preprocessing: Preprocessing | str = UNKNOWN
     fine_tuning: FineTuning | None = None
+    portability: Portability | None = None
 
     @property
     def target(self) -> str:
@@ -274,6 +277,7 @@ class QuantizationReport:
             else self.preprocessing.to_json(),
             **self.census.to_json(),
             "weights": self.num_weights,
+            "portability": None if self.portability is None else self.portability.to_json(),
             "num_bytes": self.num_bytes,
             "float_num_bytes": self.float_num_bytes,
             "runtime": None if self.runtime is None else {"name": self.runtime.name, "version": self.runtime.version},

@@ -124,6 +124,8 @@ def _precision_lines(report: "QuantizationReport") -> Iterator[str]:
     if census.executed:
         macs = "known MACs" if census.unknown_macs else "MACs"
         yield f"{_executed_text(census)} of the {macs} after the rewrites of the runtime"
+    if report.portability is not None:
+        yield str(report.portability)
 
 
 def _int8_text(census: Census) -> str:

@@ -2,8 +2,6 @@
 
 from quantkit.benchmark.host.machine import this_machine
 
-# Instructions that accumulate products of 8-bit integers in 32 bits.
-DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
 # Instructions with bfloat16 operands, fastest first.
 BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
 
@@ -12,12 +10,6 @@ def count_cores() -> int:
     """Return the number of physical cores that this process may use."""
     machine = this_machine()
     return min(machine.physical_cores or machine.logical_cores, len(machine.affinity) or machine.logical_cores)
-
-
-def saturates_in_int16() -> bool:
-    """Return True if pairs of u8 x s8 products saturate in int16: AVX2 without VNNI."""
-    isa = set(this_machine().isa)
-    return "avx2" in isa and not DOT_PRODUCTS & isa
 
 
 def find_bfloat16_instruction() -> str:

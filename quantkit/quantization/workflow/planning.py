@@ -11,8 +11,8 @@ from quantkit.ops.validation import find_invalid_node
 from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.calibration.trained_ranges import plan_trained
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
+from quantkit.quantization.scheme import REDUCE_RANGE
 from quantkit.quantization.targets import find_target, targets
-from quantkit.quantization.workflow.host import saturates_in_int16
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 
 
@@ -33,20 +33,13 @@ def choose_scheme(options: Options) -> Scheme:
         scheme = scheme.with_(weights_only=True)
     if options.plan is None:
         scheme = find_target(scheme.target).suit_scheme(scheme, options.runtime)
-    can_saturate = find_target(scheme.target).multiplies_u8_by_s8
-    if options.reduce_range and not can_saturate:
+    if options.reduce_range and not find_target(scheme.target).multiplies_u8_by_s8:
         others = [target.name for target in targets().values() if target.multiplies_u8_by_s8]
         raise UsageError(
             f"--reduce-range needs --target {' or '.join(others)}; {scheme.target} defines its weight range",
             hint="omit it",
         )
-    is_chosen = options.plan is not None or options.reduce_range or scheme.weights_only
-    is_implied = not is_chosen and can_saturate and saturates_in_int16()
-    if is_implied:
-        options.on_message("u8 x s8 products saturate in int16 without VNNI: 7-bit weights are used (--reduce-range)")
-    if not options.reduce_range and not is_implied:
-        return scheme
-    return scheme.with_(weights=replace(scheme.weights, reduce_range=True))
+    return scheme.with_(saturation=REDUCE_RANGE) if options.reduce_range else scheme
 
 
 def choose_plan(

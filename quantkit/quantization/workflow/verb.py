@@ -30,6 +30,7 @@ from quantkit.model import Model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.plan import Plan
+from quantkit.quantization.portability import certify
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import AccuracyReport, Latency, QuantizationReport
 from quantkit.quantization.report.census import FLOAT, census, executed_int8_fractions
@@ -122,7 +123,7 @@ def quantize(
         uint8_input: accept uint8 images, and fold the preprocessing into the first layers.
         observer: range estimator, for example ``percentile(99.9)`` (default: the scheme's, or ``min_max`` if that is
             better on the calibration samples).
-        reduce_range: use 7-bit weights; implied on processors whose u8 x s8 products saturate in int16.
+        reduce_range: use 7-bit weights instead of the limited sums of pairs for processors without VNNI.
         limit: maximum number of calibration samples.
         held_out: dataset for the accuracy (default: the calibration samples; with ``max_drop``, the ones after them).
         labels: label file (default: the model's own labels).
@@ -352,4 +353,5 @@ def _report(
         fallback_precision=options.fallback,
         max_drop=options.max_drop,
         preprocessing=ranges.provenance.preprocessing,
+        portability=certify(conversion.quantized) if target.multiplies_u8_by_s8 else None,
     )

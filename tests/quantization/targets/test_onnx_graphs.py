@@ -371,7 +371,7 @@ def test_second_operand_of_a_product_is_signed() -> None:
     plan = annotate(load(network.model(y)))
     assert {str(edge): str(spec) for edge, spec in plan.activations.items()} == {
         "x": "quint8 affine",
-        key: "qint8 symmetric",
+        key: "qint8 symmetric reduce_range",
     }
     assert key in plan.float_fallbacks, "the transposition of a float tensor is float"
 

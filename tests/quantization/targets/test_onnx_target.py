@@ -226,7 +226,7 @@ def test_cast_of_uint8_input_is_removed() -> None:
 
 
 def test_weights_are_rounded_to_nearest() -> None:
-    graph, plan, ranges = calibrate(network())
+    graph, plan, ranges = calibrate(network(), {"saturation": "ignore"})
     quantized = convert(graph, plan, ranges)
     weights = quantized["right/biased/weights/codes"].value.array.astype(np.float32)
     scales = quantized["right/biased/weights/scale"].value.array

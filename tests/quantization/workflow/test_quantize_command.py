@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import quantkit as qk
 from quantkit.errors import GraphError
 from quantkit.formats import load
 from quantkit.ir.tensor import DType
@@ -225,44 +226,33 @@ def test_usage_errors_are_raised_before_the_model_is_loaded(
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    ("isa", "target", "is_reduced"),
-    [
-        ("avx2 avx512bw", "onnx", True),
-        ("avx2 avx512bw", "tensorflow", True),
-        ("avx2 avx512bw", "eightbit", False),
-        ("avx2 avx512bw avx512_vnni", "onnx", False),
-        ("avx2 avx_vnni", "tensorflow", False),
-        ("", "onnx", False),
-    ],
-)
-def test_weights_have_seven_bits_on_processors_that_saturate(
-    isa: str,
-    target: str,
-    is_reduced: bool,
-    tmp_path: Path,
-    images: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    host = import_module("quantkit.quantization.workflow.host")
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: old\nflags\t\t: fpu {isa}\n\n")
-    machine = import_module("quantkit.benchmark.host.machine").this_machine(tmp_path)
-    monkeypatch.setattr(host, "this_machine", lambda: machine)
+@pytest.mark.parametrize("target", ["onnx", "tensorflow"])
+def test_reduced_range_gives_weights_seven_bits(target: str, tmp_path: Path, images: Path) -> None:
     output = tmp_path / ("d.onnx" if target == "onnx" else "d.pb")
-    flags = ["-o", str(output), "--calibration", str(images), "--runs", "0", "--target", target]
-    assert main(["quantize", "digits", *flags, "--runtime", "reference", "--json", "--limit", "2"]) == 0
-    captured = capsys.readouterr()
-    assert ("7-bit weights are used" in captured.err) == is_reduced
-    assert ("reduce_range" in json.loads(captured.out)["scheme"]["weights"]) == is_reduced
-    quantized_weights = [
-        node.value.array
-        for node in load(output).nodes.values()
-        if node.is_constant and node.value.dtype in (DType.INT8, DType.QINT8) and len(node.value.shape) == 4
-    ]
-    largest = max((int(np.abs(array.astype(int)).max()) for array in quantized_weights), default=0)
-    assert largest == (63 if is_reduced else 127 if target != "eightbit" else 0)
+    flags = ["-o", str(output), "--calibration", str(images), "--runs", "0", "--target", target, "--limit", "2"]
+    largest = []
+    for options in ([], ["--reduce-range"]):
+        assert main(["quantize", "digits", *flags, "--runtime", "reference", *options]) == 0
+        quantized_weights = [
+            node.value.array
+            for node in load(output).nodes.values()
+            if node.is_constant and node.value.dtype in (DType.INT8, DType.QINT8) and len(node.value.shape) == 4
+        ]
+        largest.append(max(int(np.abs(array.astype(int)).max()) for array in quantized_weights))
+    assert largest == [127, 63]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("target", ["onnx", "tensorflow"])
+def test_the_report_certifies_the_file(target: str, tmp_path: Path, images: Path) -> None:
+    output = tmp_path / ("d.onnx" if target == "onnx" else "d.pb")
+    for saturation, is_certified in (("pair_safe", True), ("ignore", False), ("reduce_range", True)):
+        scheme = {"target": target, "saturation": saturation}
+        result = qk.quantize("digits", images, scheme=scheme, runs=0, limit=2, runtime="reference", output=output)
+        document = result.report.to_json()["portability"]
+        assert document["certified"] == is_certified, saturation
+        assert bool(document["unsafe"]) == (not is_certified)
+        assert qk.summarize(output).to_json()["portability"] == document
 
 
 @pytest.mark.engine

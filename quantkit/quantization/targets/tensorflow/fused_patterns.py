@@ -1,7 +1,7 @@
 """Fused patterns in oneDNN's ops: int8 convolutions and matrix products."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ from quantkit.ops.layers import broadcast_channels, find_layer
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern
-from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.tensorflow.graph_builder import ANNOTATE_AGAIN, RELU6_MAX, GraphBuilder
 from quantkit.quantization.targets.tensorflow.padding import pad_input
 from quantkit.quantization.targets.tensorflow.parameters import (
@@ -95,7 +94,7 @@ def _quantize_weights(builder: GraphBuilder, pattern: FusedPattern, layer: Node)
     values = constant.array.astype(np.float32)
     if layer.op == "MatMul" and layer.attrs.get("transpose_b"):
         values = np.ascontiguousarray(values.T)
-        spec = Spec(spec.dtype, True, spec.per_channel, spec.reduce_range, (1,) if spec.per_channel else ())
+        spec = replace(spec, axes=(1,) if spec.per_channel else (), pair_axes=(0,) if spec.pair_axes else ())
         axes: tuple[int, ...] = (1,)
     else:
         axes = facts.weights_axes
