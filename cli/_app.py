@@ -202,7 +202,9 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         from importlib.metadata import version
 
-        write_line(f"quantkit {version('quantkit')}")
+        from quantkit.distribution import NAME
+
+        write_line(f"quantkit {version(NAME)}")
         return 0
     name = arguments[0]
     if name not in ALL:

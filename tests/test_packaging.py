@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from quantkit import distribution
+from quantkit.distribution import install_command
 from quantkit.runtimes import availability, find_runtime
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +25,7 @@ TOP_LEVEL = {
     "tests",
     "assets",
 }
-LEFT_BY_TOOLS = {"build", "dist", "quantkit.egg-info", "__pycache__"}
+LEFT_BY_TOOLS = {"build", "dist", "quantkit_toolchain.egg-info", "__pycache__"}
 
 
 def test_every_package_is_listed() -> None:
@@ -70,11 +72,16 @@ def test_data_files_are_packaged() -> None:
         assert any(path.match(pattern) for pattern in patterns.get(name, ())), path
 
 
-def test_hints_name_extras_that_exist() -> None:
+def test_hints_name_the_packages_of_extras() -> None:
     sources = [path for folder in ("quantkit", "cli") for path in (ROOT / folder).rglob("*.py")]
-    hints = re.findall(r"(?:quantkit\[|extra=\")([a-z,]+)", "\n".join(path.read_text() for path in sources))
-    assert len(hints) >= 7
-    assert {extra for hint in hints for extra in hint.split(",")} <= set(PROJECT["project"]["optional-dependencies"])
+    text = "\n".join(path.read_text() for path in sources)
+    assert not re.findall(r"pip install '?quantkit", text), "an index may have another project of this name"
+    calls = re.findall(r"install_command\(([^)]*)\)|extra=(\"\w+\")", text)
+    extras = {extra for call in calls for part in call for extra in re.findall(r"[\"'](\w+)[\"']", part)}
+    assert extras >= {"onnx", "openvino", "tensorflow", "training", "monitor"}
+    for extra in extras:
+        bounds = [requirement.partition(";")[0] for requirement in PROJECT["project"]["optional-dependencies"][extra]]
+        assert install_command(extra) == "pip install " + " ".join(f"'{bound}'" for bound in sorted(bounds))
 
 
 RUNTIME_PACKAGES = {
@@ -86,11 +93,22 @@ RUNTIME_PACKAGES = {
 
 
 @pytest.mark.parametrize(("name", "package"), RUNTIME_PACKAGES.items())
-def test_hint_of_a_missing_runtime_names_the_extra_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, package: str
-) -> None:
+def test_hint_of_a_missing_runtime_names_its_package(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
     monkeypatch.setattr(availability, "find_spec", lambda module: None)
-    hint = re.fullmatch(r"pip install 'quantkit\[(\w+)\]'", find_runtime(name).available().command)
-    assert hint
-    requirements = PROJECT["project"]["optional-dependencies"][hint[1]]
-    assert package in {re.split("[<>=]", requirement)[0] for requirement in requirements}
+    hint = find_runtime(name).available().command
+    assert package in re.findall(r"'([a-z-]+)>=", hint), hint
+
+
+def test_the_command_of_an_extra_is_that_of_a_clone_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "NAME", "not-installed")
+    assert install_command("onnx") == "pip install '.[onnx]' in a clone of quantkit"
+
+
+def test_other_distributions_of_the_package_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "llm_stranger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-stranger\nVersion: 1.0\n")
+    (info / "top_level.txt").write_text("quantkit\n")
+    assert "llm-stranger" not in distribution.find_other_distributions()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "llm-stranger" in distribution.find_other_distributions()

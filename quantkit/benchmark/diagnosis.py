@@ -16,6 +16,7 @@ from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
 from quantkit.benchmark.sampling.selection import find_candidate
 from quantkit.benchmark.sweep import Sweep, sweep
+from quantkit.distribution import find_other_distributions, install_command
 from quantkit.errors import UnavailableError
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import Model, load
@@ -84,6 +85,7 @@ class Diagnosis:
         plugin_problems: a sentence for each plugin that cannot be loaded.
         sweep: search for the fastest settings; None without it.
         targets: state of each quantization target.
+        others: other installed distributions with a package ``quantkit``.
     """
 
     machine: Machine
@@ -91,6 +93,7 @@ class Diagnosis:
     plugin_problems: tuple[str, ...] = ()
     sweep: Sweep | None = None
     targets: tuple[TargetDiagnosis, ...] = ()
+    others: tuple[str, ...] = ()
 
     def check_runtimes(self) -> None:
         """Check that a runtime works.
@@ -99,7 +102,7 @@ class Diagnosis:
             UnavailableError: no runtime works.
         """
         if all(runtime.problem for runtime in self.runtimes):
-            raise UnavailableError("no runtime works here", hint="pip install 'quantkit[all]'")
+            raise UnavailableError("no runtime works here", hint=install_command("onnx", "openvino"))
 
     def to_json(self) -> dict[str, Any]:
         """Return the diagnosis as a JSON document."""
@@ -110,6 +113,7 @@ class Diagnosis:
             "advice": list(thread_advice(self.machine, self.runtimes, self.sweep)),
             "targets": [asdict(target) for target in self.targets],
             "plugin_problems": list(self.plugin_problems),
+            "other_distributions": list(self.others),
         }
         if self.sweep is not None:
             document["measured"] = self.sweep.to_json()
@@ -126,6 +130,9 @@ class Diagnosis:
         ]
         if self.plugin_problems:
             sections.append(self.plugin_problems)
+        if self.others:
+            names, command = ", ".join(self.others), f"pip uninstall {' '.join(self.others)}"
+            sections.append((f"warning: {names} installs another package quantkit in the same folder: {command}",))
         return "\n\n".join("\n".join(section) for section in sections if section)
 
     def _repr_html_(self) -> str:
@@ -165,7 +172,7 @@ def diagnose(
     result = None
     if measure_settings:
         result = sweep([prepared], runtime=runtime, time_budget=SWEEP_BUDGET, on_progress=on_progress)
-    return Diagnosis(machine, tuple(states), REGISTRY.problems(), result)
+    return Diagnosis(machine, tuple(states), REGISTRY.problems(), result, others=find_other_distributions())
 
 
 def _inference_model(model: str, offline: bool) -> Model:

@@ -19,6 +19,7 @@ from quantkit.convert import tensorflow_to_onnx
 from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached, prune
 from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
+from quantkit.distribution import install_command
 from quantkit.errors import FallbackWarning, UnavailableError
 from quantkit.formats import onnx
 from quantkit.formats.metadata import text_of, with_text
@@ -75,7 +76,7 @@ def to_onnx_graph(graph: Graph) -> Graph:
         tf2onnx = find_package("tf2onnx", "tf2onnx", "tf2onnx", extra="onnx")
         if not (tf2onnx.ok and tensorflow.available().ok):
             raise UnavailableError(
-                error.message, hint="tf2onnx may convert them: pip install 'quantkit[onnx,tensorflow]'"
+                error.message, hint=f"tf2onnx may convert them: {install_command('onnx', 'tensorflow')}"
             ) from None
         warnings.warn(f"{error.message}; tf2onnx converts the graph", FallbackWarning, stacklevel=2)
         try:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from quantkit.distribution import install_command
 from quantkit.monitor.sample import GpuSample
 
 # Bytes per second of one PCIe lane by generation, without protocol overhead.
@@ -38,7 +39,7 @@ class GpuReader:
         try:
             self._nvml = nvml or import_module("pynvml")
         except ImportError:
-            self.missing = "nvidia-ml-py is not installed: pip install 'quantkit[monitor]'"
+            self.missing = f"nvidia-ml-py is not installed: {install_command('monitor')}"
             return
         try:
             self._nvml.nvmlInit()

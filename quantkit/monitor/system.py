@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError
 from quantkit.monitor.sample import CpuTimes, SystemSample
 
@@ -15,7 +16,7 @@ def import_psutil() -> Any:
     try:
         import psutil
     except ImportError:
-        raise UnavailableError("psutil is not installed", hint="pip install 'quantkit[monitor]'") from None
+        raise UnavailableError("psutil is not installed", hint=install_command("monitor")) from None
     return psutil
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Self
 
+from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError
 
 
@@ -50,7 +51,7 @@ def find_package(title: str, module: str, *packages: str, extra: str) -> Availab
     from importlib.metadata import PackageNotFoundError, version
 
     if find_spec(module) is None:
-        return Availability.no(f"{title} is not installed: pip install 'quantkit[{extra}]'")
+        return Availability.no(f"{title} is not installed: {install_command(extra)}")
     for package in packages:
         try:
             return Availability.yes(version(package))

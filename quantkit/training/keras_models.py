@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quantkit.arguments import type_name
+from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.progress import OnMessage
 from quantkit.runtimes.tensorflow_library import available, describe_error, import_tensorflow
@@ -27,9 +28,7 @@ def is_legacy(model: Any) -> bool:
             hint="a file is loaded by keras.saving.load_model; quantize(finetune=300) trains any other float model",
         )
     if not available().ok:
-        raise UnavailableError(
-            "training needs TensorFlow, which is not installed", hint="pip install 'quantkit[training]'"
-        )
+        raise UnavailableError("training needs TensorFlow, which is not installed", hint=install_command("training"))
     if "tf_keras" in packages:
         return True
     if (backend := sys.modules["keras"].backend.backend()) != "tensorflow":

@@ -154,7 +154,7 @@ def test_shard_without_an_accepted_sample(
     format: str, rows: str, images: Path, tmp_path: Path, use_inline: Callable[..., InlineCluster]
 ) -> None:
     if format == "parquet":
-        pytest.importorskip("pyarrow", reason="pip install 'quantkit[distributed]'")
+        pytest.importorskip("pyarrow", reason="pip install 'quantkit-toolchain[distributed]'")
     use_inline()
     files = [images / "03.png", images / "13.png"]
     result = qk.run("digits", files, tmp_path / "out", runtime="reference", format=format, rows=rows, shard_size=1)
@@ -355,7 +355,7 @@ def test_ray_writes_the_same_bytes(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("ray", reason="pip install 'quantkit[distributed]'")
+    pytest.importorskip("ray", reason="pip install 'quantkit-toolchain[distributed]'")
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

@@ -26,7 +26,7 @@ TENSORFLOW = RuntimeDiagnosis(
     "tensorflow", "2.21", gpu="this machine has no GPU", onednn=("oneDNN v3.7.3", "isa:Intel AVX2")
 )
 MKL_BUILD = RuntimeDiagnosis("tensorflow", "1.15", gpu="yes", openmp=("libiomp5",))
-MISSING = RuntimeDiagnosis("openvino", problem="OpenVINO is not installed: pip install 'quantkit[openvino]'")
+MISSING = RuntimeDiagnosis("openvino", problem="OpenVINO is not installed: pip install 'openvino>=2025.0'")
 
 
 def test_advice_without_openmp_names_no_affinity() -> None:
@@ -50,7 +50,7 @@ def test_text_lists_working_and_missing_runtimes() -> None:
     text = str(Diagnosis(MACHINE, (TENSORFLOW, MISSING)))
     assert "a processor, 2 cores" in text
     assert "tensorflow: oneDNN v3.7.3, isa:Intel AVX2" in text
-    assert "pip install 'quantkit[openvino]'" in text
+    assert "pip install 'openvino>=2025.0'" in text
     assert "tensorflow: no GPU: this machine has no GPU" in text
 
 

@@ -9,6 +9,7 @@ import quantkit as qk
 from quantkit.convert import cache as conversion_cache
 from quantkit.convert import to_onnx as module
 from quantkit.convert.to_onnx import UNSUPPORTED, to_onnx
+from quantkit.distribution import install_command
 from quantkit.errors import FallbackWarning, GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
@@ -72,7 +73,7 @@ def test_error_without_tf2onnx_names_the_node(cache: Path, monkeypatch: pytest.M
     monkeypatch.setattr(module, "find_package", lambda *names, extra: Availability.no(extra))
     with pytest.raises(UnavailableError, match=r"node 'y' \(Cumprod\)") as caught:
         to_onnx(small())
-    assert "pip install 'quantkit[onnx,tensorflow]'" in caught.value.hint
+    assert install_command("onnx", "tensorflow") in caught.value.hint
 
 
 def test_fallback_is_reported(cache: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from monitored_jobs import ScriptedNvml
 
+from quantkit.distribution import install_command
 from quantkit.monitor.gpu import GpuReader
 
 
@@ -41,4 +42,4 @@ def test_missing_driver_is_a_reason() -> None:
 
 def test_missing_package_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    assert GpuReader().missing == "nvidia-ml-py is not installed: pip install 'quantkit[monitor]'"
+    assert GpuReader().missing == f"nvidia-ml-py is not installed: {install_command('monitor')}"

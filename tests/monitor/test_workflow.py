@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import quantkit as qk
+from quantkit.distribution import install_command
 from quantkit.monitor.report import Monitoring
 
 psutil = pytest.importorskip("psutil", reason="pip install psutil")
@@ -227,7 +228,7 @@ def test_missing_psutil_is_an_unavailable_feature(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "psutil", None)
     with pytest.raises(qk.UnavailableError, match="psutil is not installed") as caught:
         qk.monitor(["true"])
-    assert caught.value.hint == "pip install 'quantkit[monitor]'"
+    assert caught.value.hint == install_command("monitor")
 
 
 def test_snapshots_and_outputs_are_reported() -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 import quantkit as qk
+from quantkit.distribution import install_command
 from quantkit.errors import InputError, UnavailableError
 from quantkit.ir.graph import constant
 from quantkit.pipelines import bridge, optimization
@@ -23,7 +24,7 @@ def test_without_tensorflow_the_hint_installs_it(tmp_path: Path, monkeypatch: py
     file.write_text("import tensorflow as tf\n")
     with pytest.raises(UnavailableError, match="TensorFlow is not installed") as caught:
         run_function(f"{file}:dataset")
-    assert caught.value.hint == "pip install 'quantkit[tensorflow]'"
+    assert caught.value.hint == install_command("tensorflow")
 
 
 PIPELINES = """import collections

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import quantkit as qk
+from quantkit.distribution import install_command
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.formats.state_files import write_state
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -436,7 +437,7 @@ def test_fine_tuning_without_tensorflow_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.setattr(options_module, "tensorflow_available", lambda: missing)
     with pytest.raises(UnavailableError, match="TensorFlow, which is not installed") as caught:
         qk.quantize(network(), IMAGES, finetune=1)
-    assert caught.value.hint == "pip install 'quantkit[training]'"
+    assert caught.value.hint == install_command("training")
 
 
 @pytest.mark.parametrize("length", ["0", "-3", "soon", "", 0, "1.5"])

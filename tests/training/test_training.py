@@ -11,6 +11,7 @@ import pytest
 
 import quantkit as qk
 from quantkit import training
+from quantkit.distribution import install_command
 from quantkit.errors import InputError, UnavailableError, UsageError
 from quantkit.ir.tensor import Array
 from quantkit.runtimes.availability import Availability
@@ -342,4 +343,4 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match="training needs TensorFlow") as caught:
         training.prune(original, 0.5)
     assert caught.value.exit_code == 4
-    assert caught.value.hint == "pip install 'quantkit[training]'"
+    assert caught.value.hint == install_command("training")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.arguments import type_name
+from quantkit.distribution import install_command
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.formats import graphdef
 from quantkit.formats.kinds import PYTORCH_HINT
@@ -236,7 +237,7 @@ def tensorflow_for_models() -> Any:
     if not available().ok:
         raise UnavailableError(
             "SavedModels and Keras models are read by TensorFlow, which is not installed",
-            hint="pip install 'quantkit[tensorflow]', or freeze the model to a .pb elsewhere",
+            hint=f"{install_command('tensorflow')}, or freeze the model to a .pb elsewhere",
         )
     return import_tensorflow()
 

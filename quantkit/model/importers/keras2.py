@@ -16,10 +16,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError
 from quantkit.model.importers.keras_contents import CONFIG
 
-HINT = "pip install 'quantkit[training]'"
 TFMOT = "tensorflow_model_optimization"
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 # Layers that call a function of TensorFlow by its name, and the functions that only compute.
@@ -52,7 +52,7 @@ def import_tf_keras(subject: str) -> Any:
         UnavailableError: tf-keras is not installed; the message begins with ``subject``.
     """
     if not is_available():
-        raise UnavailableError(f"{subject} needs tf-keras, which is not installed", hint=HINT)
+        raise UnavailableError(f"{subject} needs tf-keras, which is not installed", hint=install_command("training"))
     return import_module("tf_keras")
 
 
@@ -64,7 +64,9 @@ def import_tfmot(subject: str) -> Any:
     """
     import_tf_keras(subject)
     if find_spec(TFMOT) is None:
-        raise UnavailableError(f"{subject} needs tensorflow-model-optimization, which is not installed", hint=HINT)
+        raise UnavailableError(
+            f"{subject} needs tensorflow-model-optimization, which is not installed", hint=install_command("training")
+        )
     # TF-MOT sets the variable while it is imported, and `tf.keras` reads it once.
     _ = import_module("tensorflow").keras.Model
     before = os.environ.get(LEGACY_KERAS)

@@ -8,6 +8,7 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.data import PreprocessingOptions
+from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.evaluation.tasks import TaskMetric
 from quantkit.ir.graph import Graph
@@ -214,6 +215,4 @@ def _check_finetuning(options: Options, scheme: Scheme) -> None:
     if options.calibration is None:
         raise UsageError("--finetune trains on the calibration dataset", hint="give calibration (--calibration DATA)")
     if not tensorflow_available().ok:
-        raise UnavailableError(
-            "--finetune needs TensorFlow, which is not installed", hint="pip install 'quantkit[training]'"
-        )
+        raise UnavailableError("--finetune needs TensorFlow, which is not installed", hint=install_command("training"))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import quantkit as qk
+from quantkit.distribution import install_command
 from quantkit.errors import InputError, UnavailableError
 from quantkit.ir.tensor import Array
 from quantkit.model.importers import keras2
@@ -41,13 +42,13 @@ class Files:
 def require_tfmot() -> None:
     """Skip the test without TF-MOT; an import here would make ``tf.keras`` Keras 2 in all later tests."""
     if find_spec("tensorflow_model_optimization") is None:
-        pytest.skip("pip install 'quantkit[training]'")
+        pytest.skip("pip install 'quantkit-toolchain[training]'")
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Save a network in all forms: plain, trained with quantization, pruned and clustered."""
-    pytest.importorskip("tf_keras", reason="pip install 'quantkit[training]'")
+    pytest.importorskip("tf_keras", reason="pip install 'quantkit-toolchain[training]'")
     require_tfmot()
     import_tensorflow()
     tfmot = keras2.import_tfmot("the test")
@@ -216,4 +217,4 @@ def test_missing_package_is_named(missing: str, kind: str, files: Files, monkeyp
     for form in (".keras", ".h5"):
         with pytest.raises(UnavailableError, match=missing.replace("_", "-")) as caught:
             qk.load(files.folder / f"{kind}{form}")
-        assert caught.value.hint == "pip install 'quantkit[training]'"
+        assert caught.value.hint == install_command("training")

@@ -1,0 +1,43 @@
+"""The installed distribution of quantkit, and the packages that its extras install.
+
+Hints name these packages themselves: an extra of a distribution could be installed from an index where another project
+has the name.
+"""
+
+import re
+from collections.abc import Iterator
+
+NAME = "quantkit-toolchain"
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs the packages of extras, with their bounds.
+
+    Args:
+        extras: names of extras in ``pyproject.toml``.
+    """
+    requirements = dict.fromkeys(requirement for extra in extras for requirement in _requirements(extra))
+    if not requirements:
+        return f"pip install '.[{','.join(extras)}]' in a clone of quantkit"
+    return "pip install " + " ".join(f"'{requirement}'" for requirement in requirements)
+
+
+def find_other_distributions() -> tuple[str, ...]:
+    """Return the other installed distributions with a package ``quantkit``, which share its folder."""
+    from importlib.metadata import packages_distributions
+
+    return tuple(sorted(set(packages_distributions().get("quantkit", ())) - {NAME}))
+
+
+def _requirements(extra: str) -> Iterator[str]:
+    """Yield the requirements of an extra, without markers; none if quantkit is not installed as a distribution."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires(NAME) or ()
+    except PackageNotFoundError:
+        return
+    for line in lines:
+        requirement, _, marker = line.partition(";")
+        if re.search(rf"extra == ['\"]{extra}['\"]", marker):
+            yield requirement.strip()
