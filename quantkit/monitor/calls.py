@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STARTUP, INPUT, COMPUTE, WAITING, OTHER = "startup", "input", "compute", "waiting", "other"
+# A call that computes and takes its input inside.
+MIXED = "input or compute"
 # Causes of waiting that depend on another thread of the job.
 INTERNAL_CAUSES = frozenset({"lock", "queue", "child process"})
 
@@ -23,7 +25,7 @@ class Purpose(NamedTuple):
     """Purpose of a sampled stack.
 
     Attributes:
-        kind: `INPUT`, `COMPUTE`, `WAITING`, `STARTUP` or `OTHER`.
+        kind: `INPUT`, `COMPUTE`, `MIXED`, `WAITING`, `STARTUP` or `OTHER`.
         cause: cause of waiting, for example ``sleep``; empty if the line computes.
         label: function, as ``file.py:function``.
     """
@@ -37,7 +39,7 @@ def _any_of(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns))
 
 
-_STARTUP_FILES = _any_of("<frozen importlib")
+_STARTUP_FILES = _any_of("<frozen importlib", r"/tensorflow/python/autograph/(pyct/|core/converter)")
 _STARTUP_NAMES = re.compile(
     r"(^|_)(load_model|load_graph|from_pretrained|load_weights|load_checkpoint|compile|import_\w+|create_inference_session)(_|$)"
 )
@@ -70,6 +72,9 @@ _COMPUTE_FILES = _any_of(
     r"/numpy/(linalg|fft|ma|_core|core)/",
     r"/quantkit/(runtimes|ops|evaluation)/",
 )
+# Calls of Keras that take their batches inside of TensorFlow, where no stack shows the time for the input.
+_MIXED_FILES = re.compile(r"/(keras|tf_keras)/src/(backend/\w+/trainer|trainers/trainer|engine/training)\.py$")
+_MIXED_NAMES = ("fit", "evaluate", "predict")
 # Files of Python's library whose functions block, and the cause; the outermost one of a chain of calls decides.
 _WAITING_FILES = (
     (re.compile(r"/(queue|concurrent/futures/thread|concurrent/futures/process)\.py$"), "queue"),
@@ -123,6 +128,9 @@ def purpose_of(frames: Stack, text: str = "") -> Purpose:
         if _NETWORK_FILES.search(file):
             cause = cause or "network"
         elif kind := _kind_of_file(file):
+            loop = [frame for frame in frames if frame[1] in _MIXED_NAMES and _MIXED_FILES.search(frame[0])]
+            if kind == COMPUTE and loop:
+                return Purpose(MIXED, cause, f"Keras {loop[0][1]}")
             return Purpose(kind, cause, _label(((file, function),)))
     return _purpose_of_own_code(frames, text, cause, label)
 

@@ -25,7 +25,7 @@ class CallFacts:
     """Fractions of the time of the thread that drives the job, by purpose.
 
     Attributes:
-        input, compute, waiting: fractions; their sum is 1.
+        input, compute, mixed, waiting: fractions; their sum is 1. Mixed calls compute and take their input inside.
         input_causes, waiting_causes: fractions of the input and the waiting by cause; the empty cause is computing.
         labels: most frequent function by purpose.
         is_overlapped: other threads or processes prepare the input.
@@ -36,6 +36,7 @@ class CallFacts:
 
     input: float
     compute: float
+    mixed: float
     waiting: float
     input_causes: Mapping[str, float]
     waiting_causes: Mapping[str, float]
@@ -288,7 +289,8 @@ def _fractions(counts: Mapping[str, float]) -> dict[str, float]:
 
 def _driver(calls: Sequence[Calls]) -> Calls | None:
     """Return the calls of the process that consumes the input: the one with most computing, else the first one."""
-    return max(calls, key=lambda each: (each.count(calls_of_job.COMPUTE), -each.pid), default=None)
+    computing = (calls_of_job.COMPUTE, calls_of_job.MIXED)
+    return max(calls, key=lambda each: (sum(map(each.count, computing)), -each.pid), default=None)
 
 
 def _worker_calls(driver: Calls, calls: Sequence[Calls]) -> tuple[Counter[Purpose], float]:
@@ -342,6 +344,7 @@ def _call_facts(driver: Calls | None, calls: Sequence[Calls], obtained: float) -
     return CallFacts(
         input=fraction(calls_of_job.INPUT),
         compute=fraction(calls_of_job.COMPUTE, calls_of_job.OTHER),
+        mixed=fraction(calls_of_job.MIXED),
         waiting=fraction(calls_of_job.WAITING),
         input_causes=causes(calls_of_job.INPUT),
         waiting_causes=causes(calls_of_job.WAITING),
@@ -367,10 +370,11 @@ def _resolve(main: Mapping[Purpose, int], workers: Mapping[Purpose, int]) -> Map
 
 
 def _labels(purposes: Mapping[Purpose, float]) -> dict[str, str]:
-    """Return the most frequent function of each kind."""
+    """Return the most frequent function of each kind; other functions count as computing, as in the fractions."""
     labels: dict[str, defaultdict[str, float]] = {}
     for purpose, count in purposes.items():
-        labels.setdefault(purpose.kind, defaultdict(float))[purpose.label] += count
+        kind = calls_of_job.COMPUTE if purpose.kind == calls_of_job.OTHER else purpose.kind
+        labels.setdefault(kind, defaultdict(float))[purpose.label] += count
     return {kind: max(counts, key=lambda label: counts[label]) for kind, counts in labels.items()}
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 FOLDER_VARIABLE = "QUANTKIT_MONITOR_FOLDER"
 MODE_VARIABLE = "QUANTKIT_MONITOR_MODE"
 RECORD = struct.Struct("<cd")
-STEP, STEP_END, INPUT, INPUT_END = b"s", b"S", b"i", b"I"
+STEP, STEP_END, INPUT, INPUT_END, HOOK = b"s", b"S", b"i", b"I", b"h"
 
 Batch = TypeVar("Batch")
 
@@ -76,6 +76,11 @@ def step() -> _StepMark:
     """
     _MARKS.add(STEP)
     return _STEP
+
+
+def mark_hook() -> None:
+    """Mark that the monitor found the input pipeline of the job, in which it can intervene."""
+    _MARKS.add(HOOK)
 
 
 def batches(pipeline: Iterable[Batch]) -> Iterator[Batch]:

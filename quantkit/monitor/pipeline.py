@@ -1,19 +1,23 @@
-"""Marks and interventions at a named function of the job that returns its input pipeline; runs inside the job.
+"""Marks and interventions at the input pipeline of a job; runs inside the job.
 
-The function gets a decorator when its file is compiled, so the job's files do not change. Like `agent`, this module has
-no imports from quantkit.
+The pipeline is that of a named function, or the dataset of a Keras `fit`. The function gets a decorator when its file
+is compiled, so the job's files do not change. Like `agent`, this module has no imports from quantkit.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
 NAME = "quantkit_pipeline"
+# Target of `install` that stands for the ``fit`` of every Keras model.
+KERAS_FIT = "keras:fit"
+_KERAS_FILES = re.compile(r"/(keras/src/backend/\w+/trainer|tf_keras/src/engine/training)\.py$")
 # Runs a script as ``python SCRIPT`` does, but with the loader that adds the decorator.
 LAUNCHER = """
 import os, sys
@@ -30,19 +34,26 @@ def install(markers: ModuleType, target: str) -> None:
 
     Args:
         markers: module `markers`.
-        target: ``FILE.py:FUNCTION``.
+        target: ``FILE.py:FUNCTION``, or `KERAS_FIT`.
     """
     file, _, function = target.rpartition(":")
+    is_keras = target == KERAS_FIT
     original = SourceFileLoader.get_code
+
+    def is_target(path: str) -> bool:
+        if is_keras:
+            return bool(_KERAS_FILES.search(path))
+        return os.path.exists(path) and os.path.samefile(path, file)
 
     def get_code(loader: SourceFileLoader, fullname: str) -> Any:
         path = loader.get_filename(fullname)
-        if not os.path.exists(path) or not os.path.samefile(path, file):
+        if not is_target(path):
             return original(loader, fullname)
         tree = ast.parse(loader.get_data(path), path)
-        for node in tree.body:
+        for node in ast.walk(tree) if is_keras else tree.body:
             if isinstance(node, ast.FunctionDef) and node.name == function:
-                decorator = ast.parse(f"__import__({NAME!r}).decorate", mode="eval").body
+                name = "decorate_fit" if is_keras else "decorate"
+                decorator = ast.parse(f"__import__({NAME!r}).{name}", mode="eval").body
                 node.decorator_list.insert(0, ast.copy_location(decorator, node))
         return compile(ast.fix_missing_locations(tree), path, "exec")
 
@@ -56,10 +67,25 @@ def decorate(function: Any) -> Any:
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         pipeline = function(*arguments, **keywords)
-        is_dataset = all(hasattr(pipeline, name) for name in ("element_spec", "take", "cache", "repeat"))
-        return _mark_dataset(pipeline) if is_dataset else Pipeline(pipeline)
+        return _mark_dataset(pipeline) if _is_dataset(pipeline) else Pipeline(pipeline)
 
     return call
+
+
+def decorate_fit(fit: Any) -> Any:
+    """Return the ``fit`` of a Keras model that marks the batches of a dataset."""
+
+    def call(model: Any, x: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        if _is_dataset(x):
+            Pipeline.markers.mark_hook()
+            x = _mark_dataset(x)
+        return fit(model, x, *arguments, **keywords)
+
+    return call
+
+
+def _is_dataset(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("element_spec", "take", "cache", "repeat"))
 
 
 class Pipeline:

@@ -9,6 +9,7 @@ from typing import Any
 from quantkit.benchmark.host.machine import Machine
 from quantkit.drawing import TimeSeries, escape_text, html_body, html_list, html_page, html_section, html_table
 from quantkit.formats.files import write_whole
+from quantkit.monitor.bandwidth import MemoryProbe
 from quantkit.monitor.facts import JobFacts
 from quantkit.monitor.prove import Proof
 from quantkit.monitor.sample import JobSample
@@ -36,6 +37,7 @@ class Monitoring:
         machine: this host.
         not_available: metrics that this machine or this job does not have, with reasons.
         proof: gains of the interventions of ``prove``; None without them.
+        memory: rates of a copy of memory during the job and alone, of ``prove``; None without them.
     """
 
     verdict: Verdict
@@ -50,6 +52,7 @@ class Monitoring:
     machine: Machine
     not_available: tuple[str, ...] = ()
     proof: Proof | None = None
+    memory: MemoryProbe | None = None
 
     @cached_property
     def series(self) -> Series:
@@ -152,6 +155,7 @@ class Monitoring:
             "threads": [asdict(thread) for thread in facts.threads],
             "not_available": list(self.not_available),
             "proof": self.proof and self.proof.to_json(),
+            "memory": self.memory and self.memory.to_json(),
             "series": self.series.to_json(),
             "machine": self.machine.to_json(),
         }

@@ -9,11 +9,13 @@ from typing import Any
 
 from quantkit.benchmark.host.machine import Machine, this_machine
 from quantkit.formats.temporary import temporary_folder
+from quantkit.monitor.bandwidth import probe_memory
 from quantkit.monitor.calls import read_calls
 from quantkit.monitor.counters import HardwareCounters, PerfStat
 from quantkit.monitor.facts import JobFacts, cpu_limit, gather_facts
 from quantkit.monitor.gpu import GpuReader
 from quantkit.monitor.job import Job, OnOutput, Watch, job_environment
+from quantkit.monitor.pipeline import KERAS_FIT
 from quantkit.monitor.processes import ProcessReader
 from quantkit.monitor.prove import Proof, count_steps, launch_with_pipeline
 from quantkit.monitor.recorder import Recorder
@@ -22,7 +24,7 @@ from quantkit.monitor.sample import JobSample
 from quantkit.monitor.snapshot import OnSnapshot, take_snapshot
 from quantkit.monitor.steps import Steps, read_steps
 from quantkit.monitor.system import import_psutil
-from quantkit.monitor.verdict import find_bottleneck
+from quantkit.monitor.verdict import COMPUTE_BOUND, find_bottleneck
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,16 @@ def monitor_job(
     psutil, machine = import_psutil(), this_machine()
     with temporary_folder() as folder:
         session = _Session(psutil, machine, interval, on_snapshot, on_output)
+        if prove and not pipeline:
+            pipeline = KERAS_FIT
         run = session.run(command, folder / "job", pipeline) if pid is None else session.attach(pid, limit, folder)
-        proof, reason = None, ""
+        proof, memory, reason = None, None, ""
         if prove and not run.is_interrupted:
             proof, reason = session.prove(run, command, folder, pipeline)
+            if find_bottleneck(run.facts, proof).kind == COMPUTE_BOUND and run.facts.counters.missing:
+                memory = probe_memory(lambda: session.run(command, folder / "memory", ""))
     return Monitoring(
-        verdict=find_bottleneck(run.facts, proof),
+        verdict=find_bottleneck(run.facts, proof, memory),
         facts=run.facts,
         samples=tuple(run.samples),
         seconds=run.seconds,
@@ -72,6 +78,7 @@ def monitor_job(
         machine=machine,
         not_available=(*run.not_available, *filter(None, [reason])),
         proof=proof,
+        memory=memory,
     )
 
 
@@ -105,7 +112,7 @@ class _Session:
     def run(self, command: Sequence[str], folder: Path, pipeline: str, mode: str = "") -> _Run:
         """Run a command and monitor it."""
         environment = job_environment(folder, pipeline, mode)
-        if pipeline:
+        if pipeline and pipeline != KERAS_FIT:
             command = launch_with_pipeline(command)
         job = Job(command, environment, self._on_output)
         try:
@@ -121,7 +128,7 @@ class _Session:
     def prove(self, base: _Run, command: Sequence[str], folder: Path, pipeline: str) -> tuple[Proof | None, str]:
         """Run the interventions; return the proof, or the reason for no proof."""
         steps = base.steps
-        if steps is None or not (steps.has_input or pipeline):
+        if steps is None or not (steps.has_input or pipeline not in ("", KERAS_FIT)):
             return None, "proof: the job has no hook: use quantkit.monitor.batches, or --pipeline FILE.py:FUNCTION"
         count = count_steps(steps)
         runs = [self.run(command, folder / mode, pipeline, f"{mode}:{count}") for mode in ("repeat", "drain")]

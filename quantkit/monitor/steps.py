@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from quantkit.monitor.markers import INPUT, INPUT_END, RECORD, STEP, STEP_END
+from quantkit.monitor.markers import HOOK, INPUT, INPUT_END, RECORD, STEP, STEP_END
 
 # The first steps load libraries, compile and fill buffers.
 WARMUP_STEPS = 2
@@ -25,7 +25,7 @@ class Steps:
         gap_fraction: fraction of the time of all steps in gaps.
         mean_seconds: mean time from one step to the next.
         start, end: monotonic clock at the first and the last mark after the warm-up.
-        has_input: the job marks its input with `batches`.
+        has_input: interventions are possible: the job marks its input with `batches`, or is a Keras ``fit``.
     """
 
     count: int
@@ -91,7 +91,7 @@ def summarize_marks(marks: Iterable[tuple[bytes, float]]) -> Steps | None:
         mean_seconds=elapsed / len(durations),
         start=step_starts[0],
         end=step_starts[-1],
-        has_input=INPUT in kinds,
+        has_input=not kinds.isdisjoint({INPUT, HOOK}),
         gap=median(step_gaps) if has_gaps else None,
         longest_gap=max(step_gaps) if has_gaps else None,
         gap_fraction=sum(step_gaps) / elapsed if has_gaps and elapsed else None,

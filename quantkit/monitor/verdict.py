@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quantkit.monitor.bandwidth import MemoryProbe
+from quantkit.monitor.calls import MIXED
 from quantkit.monitor.facts import CallFacts, GpuFacts, JobFacts, ThreadFacts
 from quantkit.monitor.prove import Proof
 from quantkit.monitor.sample import CHILD, DISK, EVENTS, LOCK, NETWORK, OTHER, PIPE, RUNNING, SLEEP
@@ -38,6 +40,7 @@ MIN_SECONDS = 1.0
 MIN_DISK = 0.1
 # Input that takes more than this fraction of a serial job is the longer part: overlap alone does not remove it.
 LONGER_PART = 0.6
+_FEWER_BYTES = "use int8, smaller batches or fused ops: fewer bytes per op"
 _ACTIVITIES = {
     DISK: "the disk",
     NETWORK: "the network",
@@ -71,16 +74,38 @@ class Verdict:
         return {"verdict": self.kind, "cause": self.cause, "reason": self.reason, "advice": self.advice}
 
 
-def find_bottleneck(facts: JobFacts, proof: Proof | None = None) -> Verdict:
+def find_bottleneck(facts: JobFacts, proof: Proof | None = None, memory: MemoryProbe | None = None) -> Verdict:
     """Return the bottleneck of a job.
 
     Args:
         facts: facts about the job.
         proof: gains of the interventions, which are stronger than any other evidence.
+        memory: rates of a copy during the job and alone.
     """
     verdicts = (rule(facts) for rule in _RULES)
     verdict = next(filter(None, verdicts), None) or _processor_verdict(facts)
-    return verdict if proof is None else _apply_proof(verdict, facts, proof)
+    if proof is not None:
+        verdict = _apply_proof(verdict, facts, proof)
+    return _separate_memory(verdict, facts, memory) if verdict.kind == COMPUTE_BOUND else verdict
+
+
+def _separate_memory(verdict: Verdict, facts: JobFacts, memory: MemoryProbe | None) -> Verdict:
+    """Separate computing from accesses to the memory by the experiment, or name the experiment that does."""
+    calls = facts.calls
+    if memory is not None:
+        reason = f"{verdict.reason}; proof: {memory}"
+        shared = Verdict(MEMORY_BOUND, "memory bandwidth", reason, _FEWER_BYTES)
+        return shared if memory.is_shared else replace(verdict, reason=reason)
+    if calls is not None and calls.mixed >= MIN_IDLE and facts.steps is None:
+        label = calls.labels.get(MIXED, "")
+        reason = f"{verdict.reason}; {calls.mixed:.0%} of the time is spent in {label}, which also takes its input"
+        advice = "separate input and computing by an experiment: quantkit monitor --prove -- COMMAND"
+        return replace(verdict, reason=reason, advice=advice)
+    if facts.counters.missing and facts.gpu is None:
+        reason = f"{verdict.reason}; without hardware counters, computing and accesses to the memory look the same"
+        advice = f"{verdict.advice}; quantkit monitor --prove measures whether the memory is the limit"
+        return replace(verdict, reason=reason, advice=advice)
+    return verdict
 
 
 def _apply_proof(verdict: Verdict, facts: JobFacts, proof: Proof) -> Verdict:
@@ -94,8 +119,8 @@ def _apply_proof(verdict: Verdict, facts: JobFacts, proof: Proof) -> Verdict:
             return replace(verdict, reason=f"{verdict.reason}; proof: {effect}")
         cause, advice = _input_cause(facts, 1 - 1 / gain)
         return Verdict(INPUT_BOUND, cause, f"proof: {effect}", advice)
-    if verdict.kind == INPUT_BOUND and gain < 1 / (1 - MODERATELY_INPUT_BOUND):
-        computing = _processor_verdict(facts)
+    if gain < 1 / (1 - MODERATELY_INPUT_BOUND):
+        computing = _processor_verdict(facts) if verdict.kind == INPUT_BOUND else verdict
         return replace(computing, reason=f"{computing.reason}; proof: {effect}")
     return verdict
 
@@ -238,8 +263,8 @@ def _check_disk(facts: JobFacts) -> Verdict | None:
 
 
 def _check_pipeline(facts: JobFacts) -> Verdict | None:
-    """Check the threads of known input pipelines, of a job whose calls are not known."""
-    if facts.calls is not None:
+    """Check the threads of known input pipelines, of a job whose calls do not show the input."""
+    if facts.calls is not None and facts.calls.mixed < MIN_IDLE:
         return None
     workers = [thread for thread in facts.threads if thread.name.startswith(("tf_data", "pt_data", "pin_memory"))]
     busy = sum(thread.cpu for thread in workers)
@@ -248,6 +273,17 @@ def _check_pipeline(facts: JobFacts) -> Verdict | None:
     cause = "one-thread input" if len(workers) == 1 else "input pipeline"
     reason = f"{busy:.1f} of {facts.cpu:.1f} used cores prepare input (threads {workers[0].name})"
     return Verdict(INPUT_BOUND, cause, reason, "diagnose the pipeline: quantkit data profile")
+
+
+def _check_mixed_calls(facts: JobFacts) -> Verdict | None:
+    """Check if no thread runs during calls that take their input inside."""
+    calls = facts.calls
+    blocked = 1 - facts.activity(RUNNING)
+    if calls is None or not facts.activities or min(calls.mixed, blocked) < MIN_IDLE:
+        return None
+    cause, advice = _input_cause(facts, blocked)
+    reason = f"the job is blocked {blocked:.0%} of the time, in {calls.labels[MIXED]}, which takes its input inside"
+    return Verdict(INPUT_BOUND, cause, reason, advice)
 
 
 def _check_locks(facts: JobFacts) -> Verdict | None:
@@ -323,13 +359,14 @@ def _processor_verdict(facts: JobFacts) -> Verdict:
     for rule in (_check_quota, _check_page_faults, _check_cache_misses, _check_run_queue):
         if verdict := rule(facts):
             return verdict
-    label = facts.calls.labels.get("compute") or facts.calls.labels.get("other") if facts.calls else ""
+    label = facts.calls.labels.get("compute") or facts.calls.labels.get(MIXED) if facts.calls else ""
     location = f", mostly in {label}" if label else ""
     used = f"the job uses {facts.cpu:.1f} of {facts.cores:g} cores{location}"
     if facts.seconds < MIN_SECONDS:
         used += f" (only {facts.seconds:.1f} s measured: too short for a sound verdict)"
     if facts.cpu <= 1.2 and facts.cores >= 2:
-        return Verdict(COMPUTE_BOUND, "one thread", used, "use more threads: --intra-op, or several processes")
+        advice = "raise the number of threads of the library that computes, or run several processes"
+        return Verdict(COMPUTE_BOUND, "one thread", used, advice)
     return Verdict(COMPUTE_BOUND, "all cores", used, "quantize or optimize the model: quantkit quantize")
 
 
@@ -359,9 +396,7 @@ def _check_cache_misses(facts: JobFacts) -> Verdict | None:
         f"{counters.instructions_per_cycle:.2f} instructions per cycle, "
         f"{counters.misses_per_1000:.0f} cache misses per 1000 instructions"
     )
-    return Verdict(
-        MEMORY_BOUND, "memory bandwidth", reason, "use int8, smaller batches or fused ops: fewer bytes per op"
-    )
+    return Verdict(MEMORY_BOUND, "memory bandwidth", reason, _FEWER_BYTES)
 
 
 def _check_run_queue(facts: JobFacts) -> Verdict | None:
@@ -378,11 +413,24 @@ def _check_run_queue(facts: JobFacts) -> Verdict | None:
     if demand <= 1.2 * facts.cores:
         return None
     reason += f": {demand:.1f} runnable threads on {facts.cores:g} cores"
-    return Verdict(COMPUTE_BOUND, "oversubscription", reason, "use one thread per core: --intra-op, OMP_NUM_THREADS")
+    return Verdict(
+        COMPUTE_BOUND,
+        "oversubscription",
+        reason,
+        "use one thread per core in each library, for example OMP_NUM_THREADS",
+    )
 
 
 _Rule = Callable[[JobFacts], Verdict | None]
-_HOST_RULES: tuple[_Rule, ...] = (_check_gap, _check_calls, _check_locks, _check_disk, _check_pipeline, _check_idle)
+_HOST_RULES: tuple[_Rule, ...] = (
+    _check_gap,
+    _check_calls,
+    _check_mixed_calls,
+    _check_locks,
+    _check_disk,
+    _check_pipeline,
+    _check_idle,
+)
 _RULES: tuple[_Rule, ...] = (_check_swap, _check_gpu, *_HOST_RULES)
 
 
@@ -460,7 +508,7 @@ def _gpu_text(gpu: GpuFacts | None) -> str:
 
 
 def _calls_text(calls: CallFacts) -> str:
-    parts = [("input", calls.input), ("compute", calls.compute), ("waiting", calls.waiting)]
+    parts = [("input", calls.input), ("compute", calls.compute), (MIXED, calls.mixed), ("waiting", calls.waiting)]
     labels = ", ".join(f"{kind} {fraction:.0%} ({calls.labels.get(kind, '-')})" for kind, fraction in parts if fraction)
     return f"calls: {labels}; {calls.samples} samples"
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from quantkit.monitor import agent
-from quantkit.monitor.calls import COMPUTE, INPUT, OTHER, STARTUP, WAITING, purpose_of, read_calls
+from quantkit.monitor.calls import COMPUTE, INPUT, MIXED, OTHER, STARTUP, WAITING, purpose_of, read_calls
 
 MAIN = ("/job/train.py", "main")
+EXECUTE = ("/site/tensorflow/python/eager/execute.py", "quick_execute")
+TRAINER = "/site/keras/src/backend/tensorflow/trainer.py"
 IMPORT = ("<frozen importlib._bootstrap>", "_load_unlocked")
 
 
@@ -55,6 +57,12 @@ IMPORT = ("<frozen importlib._bootstrap>", "_load_unlocked")
         ([("/job/train.py", "forward"), MAIN], "total += value", COMPUTE, ""),
         ([("/job/train.py", "work")], "with lock:", WAITING, "lock"),
         ([MAIN], "total += value", OTHER, ""),
+        ([EXECUTE, (TRAINER, "fit"), MAIN], "", MIXED, ""),
+        ([EXECUTE, (TRAINER, "predict"), MAIN], "", MIXED, ""),
+        ([EXECUTE, ("/site/tf_keras/src/engine/training.py", "fit"), MAIN], "", MIXED, ""),
+        ([EXECUTE, (TRAINER, "train_on_batch"), MAIN], "", COMPUTE, ""),
+        ([("/site/tensorflow/python/data/ops/iterator_ops.py", "__next__"), (TRAINER, "fit"), MAIN], "", INPUT, ""),
+        ([("/site/tensorflow/python/autograph/pyct/parser.py", "parse"), (TRAINER, "fit"), MAIN], "", STARTUP, ""),
     ],
 )
 def test_purpose_of_a_stack(frames: list[tuple[str, str]], text: str, kind: str, cause: str) -> None:

@@ -1,10 +1,12 @@
 """Seeded faults: the monitor names the cause of each scripted job."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from monitored_jobs import FUTEX, PID, RUN, TICK, ScriptedJob, ScriptedThread, run_job
 
+from quantkit.monitor.bandwidth import Copies, MemoryProbe, probe_memory
 from quantkit.monitor.facts import JobFacts
 from quantkit.monitor.prove import Proof
 from quantkit.monitor.verdict import KINDS, describe_evidence, find_bottleneck
@@ -16,6 +18,11 @@ SOCKET = ("S", "wait_woken")
 PILLOW = [("/site/PIL/ImageFile.py", "load"), ("/job.py", "main")]
 SESSION = [("/site/onnxruntime/capi/session.py", "run"), ("/job.py", "main")]
 QUEUE = [("/lib/threading.py", "wait"), ("/lib/queue.py", "get"), ("/job.py", "main")]
+FIT = [
+    ("/site/tensorflow/python/eager/execute.py", "quick_execute"),
+    ("/site/keras/src/backend/tensorflow/trainer.py", "fit"),
+    ("/job.py", "main"),
+]
 BUSY = ScriptedThread([RUN], user=TICK)
 
 
@@ -64,6 +71,24 @@ FAULTS = {
             (True, 66, [("/job.py", "read_batch"), ("/job.py", "main")], "time.sleep(0.01)"),
             (True, 34, SESSION, ""),
         ],
+    ),
+    "fit that waits for its input": ScriptedJob(
+        "input-bound",
+        "slow reads",
+        {PID: ScriptedThread([NAP, NAP, RUN], user=TICK / 3)},
+        calls=[(True, 99, FIT, "")],
+    ),
+    "fit that waits for the disk": ScriptedJob(
+        "input-bound",
+        "slow disk",
+        {PID: ScriptedThread([FUTEX])} | {PID + 1: ScriptedThread([READ, READ, FUTEX])},
+        calls=[(True, 99, FIT, "")],
+    ),
+    "fit with a busy pipeline": ScriptedJob(
+        "input-bound",
+        "one-thread input",
+        {PID: ScriptedThread([RUN], user=TICK / 4)} | {PID + 1: ScriptedThread([RUN], name="tf_data_map", user=TICK)},
+        calls=[(True, 99, FIT, "")],
     ),
     "idle GPU with slow input": ScriptedJob(
         "input-bound", "one-thread input", {PID: BUSY}, gpu={"utilization": 0.3, "sm": 0.2}, marks=steps(0.1, 0.2)
@@ -143,7 +168,76 @@ def test_cause_of_a_fault(name: str, tmp_path: Path) -> None:
     assert (verdict.kind, verdict.cause) == (job.verdict, job.cause), f"{verdict}\n{evidence}"
     assert verdict.advice
     assert verdict.reason
+    assert "--intra-op" not in verdict.advice  # a flag of benchmark, not of the job
     assert evidence.startswith("gap before each step")
+
+
+OWN = [("/job.py", "copy_blocks"), ("/job.py", "<module>")]
+NUMPY = "/site/numpy/_core/numeric.py"
+
+
+@pytest.mark.parametrize(
+    ("calls", "label"),
+    [
+        ([(True, 2, [(NUMPY, "ones"), *OWN[1:]], ""), (True, 60, OWN, "np.copyto(target, source)")], "copy_blocks"),
+        ([(True, 9, [(NUMPY, "zeros_like"), *OWN], ""), (True, 40, OWN, "total += value")], "copy_blocks"),
+        ([(True, 5, SESSION, ""), (True, 30, OWN, "table[key] = value")], "copy_blocks"),
+        ([(True, 30, SESSION, ""), (True, 5, OWN, "table[key] = value")], "session.py:run"),
+        ([(True, 3, OWN, ""), (True, 30, [("/job.py", "sort_rows"), *OWN], "rows.sort()")], "sort_rows"),
+    ],
+)
+def test_evidence_names_the_function_that_runs(calls: Any, label: str, tmp_path: Path) -> None:
+    facts = facts_of(ScriptedJob("", "", {PID: BUSY}, calls=calls), tmp_path)
+    verdict = find_bottleneck(facts)
+    assert label in verdict.reason
+    assert facts.calls is not None
+    assert facts.calls.labels["compute"].endswith(label)
+
+
+@pytest.mark.parametrize("name", ["one thread", "all cores", "other processes"])
+def test_memory_is_separated_by_an_experiment(name: str, tmp_path: Path) -> None:
+    facts = facts_of(FAULTS[name], tmp_path)
+    verdict = find_bottleneck(facts)
+    assert "without hardware counters, computing and accesses to the memory look the same" in verdict.reason
+    assert "quantkit monitor --prove" in verdict.advice
+    alone = find_bottleneck(facts, memory=MemoryProbe(during=9.6e9, alone=10e9))
+    assert (alone.kind, alone.cause) == (verdict.kind, verdict.cause)
+    assert "proof: a second worker copies memory at 0.96x its rate (9.6 GB/s during the job" in alone.reason
+    shared = find_bottleneck(facts, memory=MemoryProbe(during=4e9, alone=10e9))
+    assert (shared.kind, shared.cause) == ("memory-bound", "memory bandwidth")
+
+
+def test_counters_need_no_experiment(tmp_path: Path) -> None:
+    job = ScriptedJob("", "", threads(4, user=TICK), counters=COUNTERS.format(1000, 2400, 1))
+    verdict = find_bottleneck(facts_of(job, tmp_path))
+    assert verdict.kind == "compute-bound"
+    assert "--prove" not in verdict.advice
+
+
+def test_copies_are_timed() -> None:
+    copies = Copies()
+    memory = probe_memory(lambda: copies.take(6))
+    rate = copies.end()
+    assert memory is not None
+    assert rate is not None
+    assert 0.05 < memory.during / rate < 20
+    assert 0.05 < memory.alone / rate < 20
+
+
+@pytest.mark.parametrize("rates", [{}, {"other cpu": 3.0}])
+def test_a_busy_fit_names_the_experiment(rates: dict[str, float], tmp_path: Path) -> None:
+    queued = TICK / 2 if rates else 0.0
+    job = ScriptedJob(
+        "", "", threads(2, user=TICK - queued, queued=queued), calls=[(True, 99, FIT, "")], rates=rates, cores=2.0
+    )
+    facts = facts_of(job, tmp_path)
+    verdict = find_bottleneck(facts)
+    assert verdict.kind == "compute-bound"
+    assert "100% of the time is spent in Keras fit, which also takes its input" in verdict.reason
+    assert "quantkit monitor --prove" in verdict.advice
+    assert "input or compute 100% (Keras fit)" in "\n".join(describe_evidence(facts))
+    proof = Proof(seconds=1.0, repeated_seconds=0.4, drained_seconds=0.7, steps=10)
+    assert find_bottleneck(facts, proof).kind == "input-bound"
 
 
 def test_all_verdicts_are_covered() -> None:
@@ -197,7 +291,7 @@ def test_swap_of_other_processes_is_not_the_cause(tmp_path: Path) -> None:
         ("one thread decodes", 0.9, "input-bound", False),
         ("one thread decodes", None, "input-bound", False),
         ("one thread", 0.5, "input-bound", True),
-        ("one thread", 0.99, "compute-bound", False),
+        ("one thread", 0.99, "compute-bound", True),
     ],
 )
 def test_interventions_overrule_other_evidence(

@@ -15,7 +15,10 @@ import pytest
 
 import quantkit as qk
 from quantkit.distribution import install_command
+from quantkit.monitor.job import job_environment
+from quantkit.monitor.pipeline import KERAS_FIT
 from quantkit.monitor.report import Monitoring
+from quantkit.monitor.steps import read_steps
 
 psutil = pytest.importorskip("psutil", reason="pip install psutil")
 
@@ -140,6 +143,29 @@ def test_proof_without_hooks_has_a_reason() -> None:
     result = qk.monitor(["sleep", "0.1"], prove=True)
     assert result.proof is None
     assert "proof: the job has no hook" in result.not_available[-1]
+
+
+FIT = """
+import keras, tensorflow as tf
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+dataset = tf.data.Dataset.from_tensors((tf.zeros([4, 2]), tf.zeros([4, 1]))).repeat()
+model.fit(dataset, steps_per_epoch=12, verbose=0)
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("mode", ["", "repeat:10", "drain:15"])
+def test_the_dataset_of_a_fit_needs_no_name(mode: str, tmp_path: Path) -> None:
+    pytest.importorskip("keras")
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | job_environment(tmp_path / "job", KERAS_FIT, mode)
+    subprocess.run([sys.executable, "-c", FIT], check=True, env=environment, capture_output=True)
+    steps = read_steps(tmp_path / "job")
+    assert steps is not None
+    assert steps.has_input
+    assert steps.count >= int(mode.partition(":")[2] or 12)
+    assert steps.count <= 20
 
 
 def test_running_process_is_monitored_for_a_time() -> None:
