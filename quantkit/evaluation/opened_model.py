@@ -11,13 +11,20 @@ from quantkit.data import InputPipeline
 from quantkit.data.inference import Basis
 from quantkit.data.labels import Labels, Order, read_labels
 from quantkit.data.pipeline import Prepared
-from quantkit.errors import UnavailableError, UsageError
+from quantkit.errors import UnavailableError, UsageError, did_you_mean
 from quantkit.evaluation.output_rows import find_whole_outputs, rows_of
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
-from quantkit.model.endpoints import choose_endpoints, choose_image_endpoints, takes_encoded_images
+from quantkit.model.endpoints import (
+    SCORES_HINT,
+    choose_endpoints,
+    choose_image_endpoints,
+    choose_score_output,
+    takes_encoded_images,
+)
 from quantkit.runtimes import AUTO, open_session, runtimes
+from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.session import Session, SessionOptions
 from quantkit.zoo.cards import ModelCard, list_cards
 
@@ -153,15 +160,60 @@ def open_model(
         UsageError: the input or output cannot be inferred.
         UnavailableError: the runtime cannot run the model.
     """
-    runnable = model.runnable
+    runnable = _between_outputs(model, input_layer, output_layer, has_all_outputs=has_all_outputs)
     if isinstance(runnable, Graph):
+        if isinstance(model.runnable, Path):
+            input_layer = output_layer = ""  # of the file, and now the only ones of the graph
         if has_all_outputs and not (input_layer or output_layer):
             runnable = choose_endpoints(runnable, model.card, list_cards())
         else:
             runnable = _between_endpoints(runnable, model.card, input_layer, output_layer, takes_arrays)
         if takes_encoded_images(runnable):
             runtime = _decoding_runtime(runnable, runtime)
-    return OpenedModel(model, open_session(runnable, runtime, options), runnable)
+    session = open_session(runnable, runtime, options)
+    if not isinstance(runnable, Graph) and not model.has_readable_graph:
+        session = _select_output(session, input_layer, output_layer, has_all_outputs=has_all_outputs)
+    return OpenedModel(model, session, runnable)
+
+
+def _between_outputs(model: Model, input_layer: str, output_layer: str, *, has_all_outputs: bool) -> Graph | Path:
+    """Return the graph of a file if the caller chose other endpoints than the file's, or it has several outputs.
+
+    Raises:
+        UsageError: an endpoint is not in the graph, or the output with the class scores is ambiguous.
+    """
+    if isinstance(model.runnable, Graph) or not model.has_readable_graph:
+        return model.runnable
+    if input_layer or output_layer:
+        names = [(name,) if name else None for name in (input_layer, output_layer)]
+        return model.with_endpoints(*names).runnable
+    if has_all_outputs or len(model.graph.outputs) == 1:
+        return model.runnable
+    return model.graph.with_endpoints(None, [choose_score_output(model.graph, model.card, list_cards())])
+
+
+def _select_output(session: Session, input_layer: str, output_layer: str, *, has_all_outputs: bool) -> Session:
+    """Return the session of a file without a reader with one output: the caller's, or the only vector.
+
+    Raises:
+        UsageError: the file has no such input or output, or the output with the class scores is ambiguous.
+    """
+    for name, infos in ((input_layer, session.inputs), (output_layer, session.outputs)):
+        names = [info.name for info in infos]
+        if name and name not in names:
+            raise UsageError(f"{name!r} is not one of {', '.join(names)}", hint=did_you_mean(name, names))
+    if len(session.outputs) == 1 or (has_all_outputs and not output_layer):
+        return session
+    vectors = [info for info in session.outputs if len(dims := info.shape.dims or ()) == 2 and dims[1] != 1]
+    chosen = [info for info in session.outputs if info.name == output_layer] or vectors
+    if len(chosen) > 1 or not chosen:
+        raise UsageError(f"the model has {len(names)} outputs ({', '.join(names)})", hint=SCORES_HINT)
+
+    def compute(arrays: list[Array]) -> list[Array]:
+        feeds = {info.name: array for info, array in zip(session.inputs, arrays, strict=True)}
+        return [session.run(feeds)[chosen[0].name]]
+
+    return FunctionSession(session.runtime, session.inputs, (chosen[0],), compute, release=session.close)
 
 
 def _decoding_runtime(graph: Graph, runtime: str) -> str:
@@ -191,9 +243,10 @@ def _between_endpoints(
     try:
         return choose_image_endpoints(graph, card, list_cards(), input_layer, output_layer)
     except UsageError:
-        if not takes_arrays or input_layer or output_layer or not graph.inputs or len(graph.outputs) != 1:
+        if not takes_arrays or input_layer or not graph.inputs:
             raise
-        return graph
+        result = Edge.parse(output_layer) if output_layer else choose_score_output(graph, card, list_cards())
+        return graph.with_endpoints(None, [result])
 
 
 def describe_assumption(preprocessing: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.evaluation.classification_metrics import ClassificationMetrics
 from quantkit.evaluation.tasks import TaskMetric
 from quantkit.ir.tensor import Array
 
@@ -40,6 +41,7 @@ class OutputSqnr:
         metric: name of the metric of a task; empty without a task.
         score: value of this metric, 1 for equal outputs.
         sizes: samples of equal size and mean ratio of the sizes, by name of each output whose size differs in a sample.
+        classes: class metrics by name of the output that the labels of the samples belong to; empty without labels.
     """
 
     samples: int
@@ -50,6 +52,7 @@ class OutputSqnr:
     metric: str = ""
     score: float = 1.0
     sizes: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    classes: Mapping[str, ClassificationMetrics] = field(default_factory=dict)
 
     @property
     def worst(self) -> float:
@@ -98,6 +101,7 @@ class OutputSqnr:
             "sizes": {name: {"equal": equal, "ratio": ratio} for name, (equal, ratio) in self.sizes.items()},
             "not_finite": self.not_finite,
             "task": {"metric": self.metric, "score": self.score} if self.metric else None,
+            "classes": {name: metrics.to_json() for name, metrics in self.classes.items()},
         }
 
     @property

@@ -16,6 +16,7 @@ from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 if TYPE_CHECKING:
     from quantkit.zoo.cards import ModelCard
 
+SCORES_HINT = "name the output with the class scores with --output-layer, or compare all outputs with --task"
 PLACEHOLDER_OPS = frozenset({"Placeholder", "PlaceholderWithDefault"})
 
 
@@ -70,7 +71,7 @@ def choose_image_endpoints(
     """
     graph = find_endpoints(graph, cards)
     source = Edge.parse(input_layer) if input_layer else _image_input(graph, card)
-    result = Edge.parse(output_layer) if output_layer else _score_output(graph, card, cards)
+    result = Edge.parse(output_layer) if output_layer else choose_score_output(graph, card, cards)
     return _require_one_input(graph.with_endpoints([source], [result]))
 
 
@@ -129,20 +130,27 @@ def _image_input(graph: Graph, card: "ModelCard | None") -> Edge:
     )
 
 
-def _score_output(graph: Graph, card: "ModelCard | None", cards: "Iterable[ModelCard]") -> Edge:
+def choose_score_output(graph: Graph, card: "ModelCard | None", cards: "Iterable[ModelCard]") -> Edge:
+    """Return the output with the class scores: that of a card, the only output, softmax or vector.
+
+    Raises:
+        UsageError: the output is ambiguous.
+    """
     if card is not None:
         return Edge.parse(card.outputs[0].name)
     edges = graph.outputs or tuple(Edge(name) for name in graph.nodes if name not in graph.node_uses)
     card_edges = {Edge.parse(known_card.outputs[0].name) for known_card in cards}
     of_cards = tuple(edge for edge in edges if edge in card_edges)
     softmax = tuple(edge for edge in edges if graph[edge.node].op == "Softmax")
-    for candidates in (edges, of_cards, softmax):
+    shapes = infer_shapes(graph)
+    vectors = tuple(edge for edge in edges if len(dims := shapes.get(edge, UNKNOWN).dims or ()) == 2 and dims[1] != 1)
+    for candidates in (edges, of_cards, softmax, vectors):
         if len(candidates) == 1:
             return candidates[0]
     names = ", ".join(str(edge) for edge in edges[:5])
     raise UsageError(
         f"the graph has {len(edges)} outputs ({names}{', ...' if len(edges) > 5 else ''})",
-        hint="name the output with the class scores with --output-layer",
+        hint=SCORES_HINT,
     )
 
 

@@ -158,7 +158,7 @@ def _from_file(name: str, path: Path, card: "ModelCard | None", options: ImportO
         options = _with_card_endpoints(options, card)
     runnable, signature = import_file(path, options)
     if isinstance(runnable, Path):
-        return Model(name, runnable, path, card, inputs=options.inputs, outputs=options.outputs)
+        return Model(name, runnable, path, card).with_endpoints(options.inputs, options.outputs)
     graph = _with_inputs(runnable)
     return Model(name, graph, path, card, is_random(graph), signature=signature)
 
@@ -197,9 +197,7 @@ def fix_input_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Mod
         nodes[edge.node] = nodes[edge.node].with_attrs(shape=Shape(sizes))
     values = (f"{name}:{'x'.join(map(str, sizes))}" for name, sizes in shapes.items())
     flags = (text for value in values for text in ("--input-shape", value))
-    return replace(
-        model, runnable=graph.with_nodes(nodes.values()), inputs=None, outputs=None, flags=(*model.flags, *flags)
-    )
+    return replace(model, runnable=graph.with_nodes(nodes.values()), flags=(*model.flags, *flags))
 
 
 def _with_inputs(graph: Graph) -> Graph:

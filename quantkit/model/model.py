@@ -41,8 +41,6 @@ class Model:
         path: file or folder that the model was loaded from; None for objects and random weights.
         card: card of a known model; None for a file of the user.
         has_random_weights: True if the predictions are meaningless.
-        inputs, outputs: edges that the caller chose instead of the file's own; None if the caller
-            chose none.
         signature: names of the inputs and outputs of a SavedModel for its callers.
         trace: record of the recipe that made this model; None for a model that was loaded.
         flags: command-line flags with which `name` means this model.
@@ -53,8 +51,6 @@ class Model:
     path: Path | None = None
     card: "ModelCard | None" = None
     has_random_weights: bool = False
-    inputs: tuple[Edge | str, ...] | None = None
-    outputs: tuple[Edge | str, ...] | None = None
     signature: Signature | None = None
     trace: "Trace | None" = None
     flags: tuple[str, ...] = ()
@@ -75,7 +71,7 @@ class Model:
                 f"{self.name} is {formats.KINDS[kind]}: it can be run and benchmarked, but not read or rewritten",
                 hint="name the TensorFlow or ONNX model that it was converted from",
             )
-        return formats.load(self.runnable, self.inputs, self.outputs)
+        return formats.load(self.runnable)
 
     @property
     def has_readable_graph(self) -> bool:
@@ -245,7 +241,7 @@ class Model:
             trace: record of the recipe that rewrote it.
         """
         signature = self.signature.following(self.graph, graph) if self.signature else None
-        return replace(self, runnable=graph, inputs=None, outputs=None, signature=signature, trace=trace)
+        return replace(self, runnable=graph, signature=signature, trace=trace)
 
     @public
     def with_endpoints(
@@ -254,19 +250,17 @@ class Model:
         """Return a copy with other inputs or outputs; None keeps them.
 
         Raises:
-            UsageError: an input or output is not in the graph.
+            UsageError: an input or output is not in the graph, or the format of the file has no reader.
         """
         if inputs is None and outputs is None:
             return self
         flags = (*self.flags, *endpoint_flags(inputs, outputs))
         if isinstance(self.runnable, Graph):
             return replace(self, runnable=self.runnable.with_endpoints(inputs, outputs), flags=flags)
-        return replace(
-            self,
-            inputs=self.inputs if inputs is None else inputs,
-            outputs=self.outputs if outputs is None else outputs,
-            flags=flags,
-        )
+        own = self.graph
+        graph = formats.load(self.runnable, inputs, outputs)
+        is_same = (graph.inputs, graph.outputs) == (own.inputs, own.outputs)
+        return replace(self, runnable=self.runnable if is_same else graph, flags=flags)
 
     @public
     def save(self, path: str | os.PathLike[str], *, format: str | None = None, as_text: bool | None = None) -> None:

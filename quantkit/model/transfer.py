@@ -43,7 +43,7 @@ class ModelFile:
     def load(self) -> Model:
         """Load the model."""
         if not self.is_graph:
-            return Model(self.name, self.file, self.path, self.card, inputs=self.inputs, outputs=self.outputs)
+            return Model(self.name, self.file, self.path, self.card)
         return Model(self.name, formats.load(self.file, self.inputs, self.outputs), self.path, self.card)
 
 
@@ -56,8 +56,8 @@ def write_model_file(model: Model, folder: Path) -> ModelFile:
     """
     if isinstance(model.runnable, Path):
         file = model.runnable.resolve()
-        digest = _digest([file, *_weights(file)], model.inputs, model.outputs)
-        return ModelFile(model.name, file, digest, False, model.inputs, model.outputs, model.path, model.card)
+        digest = _digest([file, *_weights(file)])
+        return ModelFile(model.name, file, digest, False, path=model.path, card=model.card)
     graph = model.runnable
     inputs, outputs = (None, None) if graph.dialect == onnx.DIALECT else (graph.inputs, graph.outputs)
     file = _write(graph, folder)

@@ -254,7 +254,7 @@ def apply_recipe(
         )
         if trace is not None:
             record.save(expand_user(trace))
-    return replace(model, runnable=after, inputs=None, outputs=None, signature=signature, trace=record)
+    return replace(model, runnable=after, signature=signature, trace=record)
 
 
 def _report_failures(record: Trace, on_message: OnMessage) -> None:

@@ -234,11 +234,7 @@ def read_model(path: Path, inputs: list[str] | None, outputs: list[str] | None) 
         UsageError: the inputs of the graph are unknown.
     """
     model = load(path, inputs=inputs, outputs=outputs)
-    if isinstance(model.runnable, Path):
-        if inputs or outputs:
-            raise UsageError(f"{path.name} defines its inputs and outputs itself", hint="omit --inputs and --outputs")
-        return model
-    if not model.runnable.inputs:
+    if not isinstance(model.runnable, Path) and not model.runnable.inputs:
         raise UsageError(f"{path.name} has no placeholder, so that its inputs are unknown", hint="pass --inputs NODE")
     return model
 

@@ -198,6 +198,8 @@ def _accuracy_lines(report: "QuantizationReport") -> Iterator[str]:
             yield f"  warning: {warning}"
     elif accuracy.sqnr is not None:
         yield f"{accuracy.sqnr}, on {accuracy.samples}"
+        for name, metrics in accuracy.sqnr.classes.items():
+            yield f"top-1 of {name} {metrics.top1}, float model {accuracy.float_top1}"
     if accuracy.metrics is not None and accuracy.metrics.not_finite:
         yield f"  {accuracy.metrics.not_finite} outputs contain NaN or infinity: run quantkit compare to find the layer"
 

@@ -82,12 +82,12 @@ def _announce_metric(reference: FloatReference, options: Options) -> None:
     top1 = reference.top1
     if reference.task is not None:
         metric = f"1 - {reference.task.name}, with the float model as reference"
-    elif not reference.has_class_scores:
-        metric = "the error of the outputs (0.1 is 20 dB, 0.01 is 40 dB)"
-    elif top1 is None:
+    elif top1 is not None:
+        metric = f"top-1 accuracy of {reference.score_output!r} (float model: {top1})"
+    elif reference.has_class_scores:
         metric = "agreement with the float model"
     else:
-        metric = f"top-1 accuracy (float model: {top1})"
+        metric = "the error of the outputs (0.1 is 20 dB, 0.01 is 40 dB)"
     options.on_message(f"--max-drop limits {metric}, measured on {reference.source}")
 
 

@@ -157,6 +157,7 @@ def _calibrate(
     if samples.position and data.holds_images:
         options.on_message(f"calibrated: {describe_rates(samples.times.rates(samples.position, samples.seconds))}")
     reference.preprocessing, reference.is_classifier = samples.preprocessing, samples.is_classifier
+    reference.has_named_outputs = options.outputs is not None
     reference.source = _describe_calibration(reference, ranges.provenance.count, samples.noun)
     if options.save_ranges is not None:
         ranges.save(options.save_ranges)
@@ -207,6 +208,7 @@ def compute_reference(
             options.on_progress(Progress("running the float model", position, data.size))
     _report_unreadable(samples, options)
     reference.preprocessing, reference.is_classifier = samples.preprocessing, samples.is_classifier
+    reference.has_named_outputs = options.outputs is not None
     kind = "held-out " if options.held_out is not None else "further "
     reference.source = f"{len(reference)} {kind}{samples.noun} of {data.source}"
     return reference

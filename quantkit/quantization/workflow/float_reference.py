@@ -45,6 +45,7 @@ class FloatReference:
         is_full: True if the cache has reached its limit.
         rows: samples per run.
         is_classifier: True if a card or labels state that the outputs are class scores.
+        has_named_outputs: True if the caller named the outputs, the one with the class scores first.
         task: metric of the user's task; None to infer it from the outputs.
         whole_outputs: names of the outputs whose first dimension does not count samples: see `find_whole_outputs`.
     """
@@ -59,6 +60,7 @@ class FloatReference:
     is_full: bool = False
     rows: int = 1
     is_classifier: bool = False
+    has_named_outputs: bool = False
     task: TaskMetric | None = None
     whole_outputs: frozenset[str] = frozenset()
 
@@ -123,7 +125,7 @@ class FloatReference:
             return False
         if len({array.shape[1:] for outputs in self.outputs for array in outputs.values()}) > 1:
             return False
-        scores = np.concatenate([_flatten(outputs) for outputs in self.outputs])
+        scores = np.concatenate([_flatten(outputs, name) for outputs in self.outputs for name in outputs])
         if scores.dtype.kind != "f":
             return False
         classes = {index for run in self.classes for index in run if index is not None}
@@ -132,6 +134,40 @@ class FloatReference:
         sizes = {array[0].size for feeds in self.feeds[:1] for array in feeds.values() if array.ndim > 1}
         is_reconstruction = scores.shape[1] in sizes
         return act_as_class_scores(scores) and not is_reconstruction
+
+    @cached_property
+    def score_outputs(self) -> tuple[str, ...]:
+        """Outputs that the labels may belong to, of a model with several outputs; empty without labels.
+
+        Such an output has one score for each class. Only labels for a single output count, or for the first one that
+        the caller names.
+        """
+        labels = {index for run in self.classes for index in run if index is not None}
+        if not labels or self.task is not None or len(self.outputs[0]) < 2:
+            return ()
+        names = [
+            name
+            for name, values in self.outputs[0].items()
+            if values.dtype.kind == "f" and max(labels) < values.shape[-1] == values[0].size > 1
+        ]
+        return tuple(names[: 1 if self.has_named_outputs else None])
+
+    @property
+    def unused_labels(self) -> str:
+        """Reason why the labels of the samples are not used, for a model with several outputs; else empty."""
+        has_labels = any(index is not None for run in self.classes for index in run)
+        if not has_labels or self.task is not None or len(self.outputs[0]) < 2 or self.score_output is not None:
+            return ""
+        names = " or ".join(map(repr, self.score_outputs))
+        reason = f"they may belong to {names}: name that output first, --outputs NAMES" if names else "no output fits"
+        return f"the labels of the samples are not used: {reason}"
+
+    @property
+    def score_output(self) -> str | None:
+        """Output with the class scores of the labels; None without labels, or if it is ambiguous."""
+        if self.has_class_scores:
+            return next(iter(self.outputs[0]))
+        return self.score_outputs[0] if len(self.score_outputs) == 1 else None
 
     @property
     def is_never_finite(self) -> bool:
@@ -146,11 +182,12 @@ class FloatReference:
     @cached_property
     def metrics(self) -> ClassificationMetrics | None:
         """Class metrics of the float model; None without class scores."""
-        if not self.has_class_scores:
+        name = self.score_output
+        if name is None:
             return None
         counter = ClassificationCounter()
         for outputs, classes in zip(self.outputs, self.classes, strict=True):
-            counter.add(_flatten(outputs), classes)
+            counter.add(_flatten(outputs, name), classes)
         return counter.metrics
 
     @property
@@ -185,17 +222,20 @@ class FloatReference:
         In a sequence, the other model runs with its own states, which are not compared.
         """
         counter, sqnr, loop = ClassificationCounter(), OutputSqnrCounter(self.task), StateLoop(self.states)
+        name = self.score_output
         for feeds, expected, classes in self.replay():
             outputs = session.run(loop.feeds(feeds))
             # Outputs have the same order, and usually the same names.
             renamed = {name: outputs.get(name, array) for name, array in zip(expected, outputs.values(), strict=True)}
             loop.add(expected, renamed)
             rows = rows_of(renamed, self.rows, len(classes), self.whole_outputs)
-            if self.has_class_scores:
-                counter.add(_flatten(rows), classes, _flatten(expected))
-            else:
+            if name is not None:
+                counter.add(_flatten(rows, name), classes, _flatten(expected, name))
+            if not self.has_class_scores:
                 sqnr.add(self._without_states(expected), rows, rows_of(feeds, self.rows, len(classes)))
-        return counter.metrics if self.has_class_scores else sqnr.result
+        if self.has_class_scores:
+            return counter.metrics
+        return sqnr.result if name is None else replace(sqnr.result, classes={name: counter.metrics})
 
     def _without_states(self, outputs: Feeds) -> Feeds:
         """Return the outputs that are not states; all if there are no others."""
@@ -209,7 +249,10 @@ class FloatReference:
         scores it is the error of the outputs, or the loss of the task's metric.
         """
         if isinstance(comparison, OutputSqnr):
-            return Loss(comparison.error, 0.0)
+            if self.top1 is None or not comparison.classes:
+                return Loss(comparison.error, 0.0)
+            (metrics,) = comparison.classes.values()
+            return Loss(self.top1.value - metrics.top1.value if metrics.top1 else 1.0, comparison.error)
         top1, kl_divergence = self.top1, inf if comparison.kl_divergence is None else comparison.kl_divergence
         if top1 is not None and comparison.top1 is not None:
             return Loss(top1.value - comparison.top1.value, kl_divergence)
@@ -224,6 +267,5 @@ def are_vectors(outputs: Mapping[str, Array]) -> bool:
     return bool(1 < values.shape[-1] == values[0].size)
 
 
-def _flatten(outputs: Feeds) -> Array:
-    (values,) = outputs.values()
-    return values.reshape(len(values), -1)
+def _flatten(outputs: Feeds, name: str) -> Array:
+    return outputs[name].reshape(len(outputs[name]), -1)

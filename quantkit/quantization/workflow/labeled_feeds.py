@@ -30,7 +30,7 @@ class LabeledFeeds:
         dataset: samples in order.
         pipeline: conversion of samples to feeds.
         labels: names of the model's classes.
-        num_classes: number of values of the model's first output per sample; 0 if it is not known.
+        num_classes: largest number of values of an output per sample; 0 if it is not known.
         unreadable: images that cannot be decoded and samples that are not finite, with the reason.
         position: number of samples consumed so far, with the unreadable ones.
         classes: class indices of the samples of the last feeds; None for a sample without a label.
@@ -77,12 +77,12 @@ class LabeledFeeds:
         if not session.inputs:
             raise GraphError(f"{model.name} has no inputs to calibrate", hint="name them: --inputs NAMES")
         card = model.find_card(session.inputs, session.outputs)
-        num_classes = (session.outputs[0].shape.dims or (None,))[-1]
+        sizes = [dims[-1] or 0 for info in session.outputs if (dims := info.shape.dims)]
         labels = choose_labels(model, card, session.outputs, options)
         basis = preprocessing or model.find_basis(session.inputs, session.outputs)
         pipeline = InputPipeline.of(session.inputs, dataset, basis, options.preprocessing)
         is_classifier = card is not None or labels.are_known
-        return cls(dataset, pipeline, labels, num_classes or 0, is_classifier=is_classifier)
+        return cls(dataset, pipeline, labels, max(sizes, default=0), is_classifier=is_classifier)
 
     @property
     def noun(self) -> str:

@@ -274,6 +274,8 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         fallback = search_fallbacks(conversion, reference, options, options.max_drop)
         conversion = conversion.exclude(fallback.keep_float)
         save_plan(options, graph, conversion.plan)
+    if reference.unused_labels:
+        options.on_message(f"warning: {reference.unused_labels}")
     metadata = describe_model(model, conversion.graph, conversion.ranges, options)
     report = _write_and_measure(model, conversion, metadata, reference, trials, fallback, options)
     return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning), metadata)
