@@ -11,7 +11,6 @@ from quantkit.model.exporters.files import OUTPUT_KINDS
 from quantkit.progress import Progress
 from quantkit.recipes import transform
 from quantkit.recipes.named import RECIPES, find_recipe, parse_transforms
-from quantkit.recipes.outputs import TOLERANCE
 from quantkit.recipes.trace import SKIP, STOP
 
 from ._arguments import add_boolean, add_input_shape, add_model_flags, options_of, parse_names
@@ -74,7 +73,7 @@ def _add_verification(parser: ArgumentParser) -> None:
         "--tolerance",
         type=_parse_tolerance,
         help="maximum difference of an exact transform, as a fraction of the largest value of an output "
-        f"(default: {TOLERANCE:g})",
+        "(default: the rounding of the model, measured)",
     )
     flags.add_argument(
         "--data", help="images or arrays (.npz by input name, .npy) to verify with (default: seeded random inputs)"

@@ -12,6 +12,7 @@ from function_graphs import argument, call
 
 import quantkit as qk
 from quantkit.benchmark.sampling import feeds
+from quantkit.data.random_inputs import random_arrays
 from quantkit.errors import GraphError, UsageError
 from quantkit.evaluation.random_inputs import random_feeds
 from quantkit.formats import graphdef, save
@@ -24,7 +25,6 @@ from quantkit.ops.kernels import KERNELS, evaluate, output_bytes
 from quantkit.ops.onnx import kernels as onnx_kernels
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
-from quantkit.recipes.verify import verification_feeds
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
@@ -173,7 +173,7 @@ def test_a_huge_output_of_an_onnx_node_is_rejected(op: str, attrs: dict[str, Any
 @pytest.mark.parametrize(
     "make_inputs",
     [
-        verification_feeds,
+        random_arrays,
         lambda inputs: next(random_feeds(inputs, inputs, 1, 0)),
         feeds.seeded_feeds,
     ],

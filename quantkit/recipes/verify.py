@@ -1,41 +1,54 @@
-"""Verification of transforms: the model runs on the same inputs before and after each step."""
+"""Verification of transforms: the model runs on the same inputs before and after each step.
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+An exact step may change the outputs by the rounding of the model (`rounding`). It is measured in the runtime and, for
+models that the NumPy runtime can run in seconds, also in double precision, where smaller errors are found.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 
 from quantkit.data import Dataset, InputPipeline, as_dataset, batches
 from quantkit.data.pipeline import rank_of
-from quantkit.errors import CheckError, GraphError, QuantkitError, UsageError
+from quantkit.data.random_inputs import Sizes, find_random_inputs, random_arrays
+from quantkit.errors import CheckError, GraphError, QuantkitError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
-from quantkit.limits import check_size
 from quantkit.model import Model
-from quantkit.recipes.outputs import MIN_COSINE, TOLERANCE, compare
-from quantkit.runtimes import AUTO, REFERENCE, find_runtime, observing_runtime, open_session
-from quantkit.runtimes.session import Session, TensorInfo
+from quantkit.model.model import tensor_info
+from quantkit.recipes.observed import ObservedGraph, Outputs, compared_fields
+from quantkit.recipes.outputs import MIN_COSINE, NEXT, compare, widen
+from quantkit.recipes.rounding import ULP, in_double, last_inputs, move_arrays, new_constants, rounding_ratio
+from quantkit.runtimes import AUTO, REFERENCE, find_runtime, observing_runtime, open_session, runtimes
+from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
 from quantkit.transforms.registry import Claim
 
-# Number of samples of a dataset that are run, if the model takes any number.
+# Number of samples, of a dataset or random.
 NUM_SAMPLES = 8
+# An output of fewer elements needs several random inputs for a mean; for others one is enough.
+MIN_ELEMENTS = 100
+WIDE_BOUNDS = (-4.0, 4.0)
 # Largest change of an output, as a fraction of its largest value, that counts as constant.
 MIN_CHANGE = 1e-3
-# Further random inputs that are tried to change the outputs.
-OTHER_INPUTS = 3
-# Values of unknown sizes, tried in order until the graph accepts one: many networks need images of a minimum size.
-UNKNOWN_SIZES = (1, 32, 256, 512)
-# The same for images: TensorFlow accepts images of one pixel, of which the last layers compute no values. An input of
-# the rank of images can be weights, for which only 1 may fit.
-UNKNOWN_IMAGE_SIZES = (32, 256, 1, 512)
-IMAGE_RANK = 4
+# Largest change as a multiple of the rounding: correct rewrites of 40 networks change by at most 1.5. The kernels of a
+# runtime may round in other ways, so the limit is higher if the graphs are equal in double precision.
+LIMIT, RUNTIME_LIMIT = 10.0, 100.0
+# Number of runs with moved inputs, and of runs with moved constants.
+NUM_MOVED = 2
+# Limit of the runs in double precision, in multiply-accumulate operations: some seconds in the NumPy runtime.
+MAX_COST, NODE_COST = 2_500_000_000, 100_000
+# Rounding that counts in double precision: a fraction of that of float32, in which the model will run.
+FINE_ULP = ULP[DType.FLOAT] / 100
+NO_OPTIMIZER = "without its optimizer"
 
 Opener = Callable[[Graph], Session]
-# Function that returns arrays, by name, for some or all inputs.
-Feeder = Callable[[tuple[TensorInfo, ...]], Mapping[str, Array]]
+# Function that returns arrays, by name, for some or all inputs; one item for each run.
+Feeder = Callable[[tuple[TensorInfo, ...]], Sequence[Mapping[str, Array]]]
+_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -45,24 +58,32 @@ class Verifier:
     Args:
         open_session: function that opens a graph in a runtime.
         seed: seed of the random inputs.
-        tolerance: see `TOLERANCE`.
+        tolerance: largest change of an exact step as a fraction of the largest value of an output (at least 1); None
+            for the rounding of the model.
         feeder: function that returns the inputs; inputs that it does not return are random.
         bounds: range of the random values by input name (default: -1 to 1).
-        checks_reaction: run the first graph on further random inputs, to set `warning`.
+        checks_reaction: set `warning` if the outputs of the first graph are equal for all inputs.
+        fallbacks: other functions that open a graph, by a description of how they run it.
 
     Attributes:
-        warning: message if the outputs barely depend on the inputs, so that a comparison proves little; else empty.
+        warning: message if a comparison proves little, or if the runtime is at fault; else empty.
+        feeds: inputs of each run.
+        is_small: True if an output has few elements.
     """
 
     open_session: Opener
     seed: int = 0
-    tolerance: float = TOLERANCE
+    tolerance: float | None = None
     feeder: Feeder | None = None
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     checks_reaction: bool = False
+    fallbacks: Mapping[str, Opener] = field(default_factory=dict)
     warning: str = field(default="", init=False)
-    feeds: Mapping[str, Array] | None = field(default=None, init=False)
-    last: tuple[Graph, Mapping[str, Array]] | None = field(default=None, init=False)
+    feeds: Sequence[Mapping[str, Array]] = field(default=(), init=False)
+    is_small: bool = field(default=False, init=False)
+    # Outputs of the last graph, in the runtime and in double precision, and those with moved inputs and constants.
+    _last: dict[str, tuple[Any, Outputs]] = field(default_factory=dict, init=False)
+    _moved: Sequence[Outputs] = field(default=(), init=False)
 
     def __call__(self, before: Graph, after: Graph, transform: Claim) -> str:
         """Compare the outputs of two graphs and return their difference in one line.
@@ -70,95 +91,57 @@ class Verifier:
         Raises:
             CheckError: the outputs differ by more than the transform may change them, or the new graph cannot be run.
         """
-        old = self.last[1] if self.last and self.last[0] is before else self._run(before)[0]
-        self.last = (before, old)
-        if _compared_fields(after) == _compared_fields(before):
-            self.last = (after, old)
+        is_rounded = transform.is_exact and self.tolerance is None
+        edges = last_inputs(before, after) if is_rounded else {}
+        first, second = (
+            ObservedGraph.of(graph, {label: pair[index] for label, pair in edges.items()})
+            for index, graph in enumerate((before, after))
+        )
+        if not self.feeds:
+            self._choose_feeds(first)
+        if compared_fields(after) == compared_fields(before):
             return "the same nodes"
+        old = self._run_last("runtime", first, self._run)
         try:
-            new, type_change = self._run(after)
+            if note := self._describe_type_change(after):
+                self._choose_feeds(second)
+                return note
+            new = self._run_last("runtime", second, self._run)
         except QuantkitError as error:
-            raise CheckError(f"the graph after {transform.name} cannot be run: {error.message}", error.hint) from error
-        result = type_change or compare(old, new, transform, self.tolerance)
-        self.last = (after, new)
+            raise self._explain_failure(second, transform, error) from error
+        expected, actual = ({name: run[name] for name in run if name not in edges} for run in (old, new))
+        result = compare(expected, actual, transform, self.tolerance)
+        if not is_rounded:
+            self._moved = ()
+        elif any(not _are_equal(old[name], new[name]) for name in old.keys() & new.keys()):
+            self._check_rounding(first, second, old, new, transform)
         return result
+
+    def _describe_type_change(self, graph: Graph) -> str:
+        """Return a note if an input has another type than before: such outputs do not compare."""
+        for info in (tensor_info(graph, edge) for edge in graph.inputs):
+            feed = self.feeds[0].get(info.name)
+            if feed is not None and info.dtype is not DType.STRING and feed.dtype != info.dtype.numpy:
+                return f"input {info.name!r} is {info.dtype.value} now: outputs cannot be compared"
+        return ""
+
+    def _explain_failure(self, observed: ObservedGraph, transform: Claim, error: QuantkitError) -> CheckError:
+        """Return the error for a new graph that the runtime does not run; another way to run it clears the graph."""
+        way = next((way for way, opener in self.fallbacks.items() if _attempt(self._run, observed, opener)), "")
+        reason = f"; it runs {way}, so that the runtime is at fault" if way else ""
+        return CheckError(f"the graph after {transform.name} cannot be run: {error.message}{reason}", error.hint)
 
     @property
     def terms(self) -> str:
         """Inputs and limits of the check, in one line."""
         data = "the given data" if self.feeder else f"inputs of seed {self.seed}"
+        change = f"{LIMIT:g} times the rounding of the model"
+        if self.tolerance is not None:
+            change = f"{self.tolerance:g} of the largest value of each output"
         return (
-            f"on {data}: exact steps within {self.tolerance:g} of the largest value of each output, "
+            f"on {data}: exact steps within {change}, "
             f"steps that reduce precision with a cosine of at least {MIN_COSINE:g}"
         )
-
-    def _run(self, graph: Graph) -> tuple[Mapping[str, Array], str]:
-        """Return the outputs, and a note if an input has another type than before: such outputs do not compare."""
-        note = ""
-        with self.open_session(graph) as session:
-            for info in session.inputs:
-                feed = (self.feeds or {}).get(info.name)
-                if feed is not None and info.dtype is not DType.STRING and feed.dtype != info.dtype.numpy:
-                    note = f"input {info.name!r} is {info.dtype.value} now: outputs cannot be compared"
-            if self.feeds is None or note:
-                feeds = self.feeder(session.inputs) if self.feeder else {}
-                outputs = self._run_first(session, feeds)
-                if self.checks_reaction:
-                    self._check_reaction(session, feeds, outputs)
-                return outputs, note
-            return session.run(self._feeds_of(session)), note
-
-    def _run_first(self, session: Session, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the outputs for the first of the sizes that the graph accepts; choose the feeds."""
-        unknown = [info.shape for info in session.inputs if info.name not in feeds and not info.shape.is_known]
-        has_images = any(shape.rank == IMAGE_RANK and None in (shape.dims or ())[1:] for shape in unknown)
-        *sizes, last = UNKNOWN_IMAGE_SIZES if has_images else UNKNOWN_SIZES
-        for size in sizes if unknown else ():
-            self.feeds = verification_feeds(session.inputs, self.seed, feeds, size, self.bounds)
-            with suppress(GraphError):
-                return session.run(self._feeds_of(session))
-        self.feeds = verification_feeds(session.inputs, self.seed, feeds, last, self.bounds)
-        return session.run(self._feeds_of(session))
-
-    def _check_reaction(self, session: Session, data: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Set `warning` if no output depends noticeably on the random inputs, or on the given samples."""
-        self.checks_reaction = False
-        if data:
-            counts = {len(array) for array in data.values() if array.ndim}
-            rows = counts.pop() if len(counts) == 1 else 0
-            arrays = [array for array in outputs.values() if array.ndim and len(array) == rows]
-            pairs = [(array[:-1], array[1:]) for array in arrays if rows > 1]
-            subject = "over the given samples"
-        else:
-            subject = "with the random inputs"
-            try:
-                others = [session.run(self._other_feeds(session, number)) for number in range(1, OTHER_INPUTS + 1)]
-            except QuantkitError:
-                return  # for example a graph that accepts few integers
-            pairs = [
-                (array, other[name])
-                for other in others
-                for name, array in outputs.items()
-                if array.shape == other[name].shape
-            ]
-        if pairs and not any(_differs(*pair) for pair in pairs):
-            self.warning = (
-                f"the outputs barely change {subject}, so that equal outputs prove little: verify with real samples "
-                "that differ (--data)"
-            )
-
-    def _other_feeds(self, session: Session, number: int) -> dict[str, Array]:
-        """Return other random inputs of the same shapes."""
-        random, feeds = np.random.default_rng(self.seed + number), self._feeds_of(session)
-        return {
-            info.name: _random(random, info.dtype, feeds[info.name].shape, self.bounds.get(info.name))
-            for info in session.inputs
-        }
-
-    def _feeds_of(self, session: Session) -> dict[str, Array]:
-        """Return the feeds of the inputs that the graph still has."""
-        feeds = self.feeds or {}
-        return {info.name: feeds[info.name] for info in session.inputs if info.name in feeds}
 
     def to_json(self) -> dict[str, Any]:
         """Return inputs and limits of the check as JSON values."""
@@ -166,9 +149,243 @@ class Verifier:
             "data": "given" if self.feeder else "seeded",
             "seed": self.seed,
             "tolerance": self.tolerance,
+            "max_rounding": LIMIT,
             "min_cosine": MIN_COSINE,
             "warning": self.warning or None,
         }
+
+    def _choose_feeds(self, observed: ObservedGraph) -> None:
+        """Choose inputs that the graph accepts, and another way to run it if the runtime cannot.
+
+        Raises:
+            UsageError: inputs cannot be random, or the data cannot be assigned to inputs.
+            GraphError, UnavailableError: no runtime runs the graph.
+        """
+        failure: QuantkitError | None = None
+        for way, opener in {"": self.open_session, **self.fallbacks}.items():
+            try:
+                with opener(observed.graph) as session:
+                    results = self._first_runs(session, observed.graph)
+                    self._last["runtime"] = observed.fields, observed.join(session, results[: len(self.feeds)])
+            except (GraphError, UnavailableError) as error:
+                failure = failure or error
+                continue
+            if failure is not None:
+                self.open_session, self.warning = opener, f"{failure.message}; the model is verified {way}"
+            if self.checks_reaction:
+                self._check_reaction(results)
+            return
+        assert failure is not None
+        raise failure
+
+    def _first_runs(self, session: Session, graph: Graph) -> list[dict[str, Array]]:
+        """Choose the feeds, and return the outputs of each run."""
+        samples = self.feeder(session.inputs) if self.feeder else [{}] * NUM_SAMPLES
+        feeds: list[dict[str, Array]] = []
+
+        def run(sizes: Sizes, integers: tuple[int, int]) -> list[dict[str, Array]]:
+            # Every other sample is larger, so that more activations are not clamped.
+            wide = dict.fromkeys((info.name for info in session.inputs), WIDE_BOUNDS) | dict(self.bounds)
+            feeds[:] = (
+                random_arrays(
+                    *(session.inputs, self.seed + index),
+                    feeds=arrays,
+                    sizes=sizes,
+                    bounds=wide if index % 2 else self.bounds,
+                    integers=integers,
+                )
+                for index, arrays in enumerate(samples)
+            )
+            results = [session.run(arrays) for arrays in feeds[:2]]
+            self.is_small = any(array.size < MIN_ELEMENTS for array in results[0].values())
+            if self.feeder or self.is_small:
+                results += [session.run(arrays) for arrays in feeds[2:]]
+            return results
+
+        results = find_random_inputs(graph, session.inputs, run, samples[0])
+        self.feeds = feeds if self.feeder or self.is_small else feeds[:1]
+        return results
+
+    def _check_reaction(self, results: Sequence[Mapping[str, Array]]) -> None:
+        """Set `warning` if no output depends noticeably on the inputs: those of several runs, or the rows of one."""
+        self.checks_reaction = False
+        pairs = [(results[0][name], other[name]) for other in results[1:] for name in other]
+        if len(results) == 1:
+            rows = {len(array) for array in self.feeds[0].values() if array.ndim}
+            pairs = [
+                (array[:-1], array[1:]) for array in results[0].values() if array.ndim and {len(array)} == rows - {1}
+            ]
+        if pairs and not any(first.shape != second.shape or _changes(first, second) for first, second in pairs):
+            subject = "over the given samples" if self.feeder else "with the random inputs"
+            self.warning = (
+                f"the outputs barely change {subject}, so that equal outputs prove little: verify with real samples "
+                "that differ (--data)"
+            )
+
+    def _run(self, observed: ObservedGraph, opener: Opener | None = None, seed: int | None = None) -> Outputs:
+        """Return the outputs of all runs, with moved inputs if a seed is given.
+
+        Raises:
+            UsageError: an input has another type than the feeds.
+        """
+        with (opener or self.open_session)(observed.graph) as session:
+            names = [info.name for info in session.inputs]
+            feeds = [{name: feed[name] for name in names if name in feed} for feed in self.feeds]
+            if seed is not None:
+                feeds = [move_arrays(feed, seed) for feed in feeds]
+            return observed.join(session, [session.run(feed) for feed in feeds])
+
+    def _run_last(self, kind: str, observed: ObservedGraph, run: Callable[[ObservedGraph], Outputs]) -> Outputs:
+        """Return the outputs of a graph, which are computed unless it is the last one."""
+        fields, outputs = self._last.get(kind, (None, {}))
+        if fields != observed.fields:
+            outputs = run(observed)
+            self._last[kind] = observed.fields, outputs
+        return outputs
+
+    def _check_rounding(
+        self, first: ObservedGraph, second: ObservedGraph, old: Outputs, new: Outputs, transform: Claim
+    ) -> None:
+        """Check that an exact transform changes the outputs by their rounding only.
+
+        Raises:
+            CheckError: the outputs change by more.
+        """
+        fine = self._ratios_in_double(first, second)
+        name, ratio = _largest(fine or {})
+        if ratio > LIMIT:
+            raise CheckError(f"{transform.name} {_describe(first.title(name), old, new, name, ratio)}", NEXT)
+        if not self._moved or self._moved[0].keys() != old.keys():
+            # Moved inputs and weights draw all rounding errors of the kernels again.
+            graphs = [first] * NUM_MOVED + [first.move_constants(seed) for seed in range(NUM_MOVED)]
+            runs = (_attempt(self._run, graph, seed=seed) for seed, graph in enumerate(graphs))
+            self._moved = [outputs for outputs in runs if outputs is not None]
+        limit = LIMIT if fine is None else RUNTIME_LIMIT
+        name, ratio = _largest(self._ratios(old, new))
+        if ratio <= limit * self._own_ratio(old, name):
+            return
+        change = _describe(first.title(name), old, new, name, ratio)
+        opener = self.fallbacks.get(NO_OPTIMIZER)
+        plain_old, plain_new = (_attempt(self._run, each, opener) if opener else None for each in (first, second))
+        if plain_old is None or plain_new is None:
+            raise CheckError(f"{transform.name} {change}", NEXT)
+        if _largest(self._ratios(plain_old, plain_new))[1] <= limit:
+            # The optimizer of the runtime changes the outputs of one of the graphs.
+            if _largest(self._ratios(plain_new, new))[1] > limit:
+                text = f"the optimizer of the runtime changes the result of the graph after {transform.name}"
+                raise CheckError(f"{text}: it {change}", hint="the graph is correct: use another --runtime")
+            text = f"the optimizer of the runtime changes the result of the model before {transform.name}"
+            self.warning = f"{text}: without that, the transform {change}"
+        elif fine is None:
+            raise CheckError(f"{transform.name} {change}", NEXT)
+
+    def _ratios(self, old: Outputs, new: Outputs) -> dict[str, float]:
+        """Return the change of each output as a multiple of its rounding."""
+        return {
+            name: rounding_ratio(
+                values, new[name], [moved[name] for moved in self._moved if name in moved], _ulp(values)
+            )
+            for name, values in old.items()
+            if _are_comparable(values, new.get(name))
+        }
+
+    def _own_ratio(self, old: Outputs, name: str) -> float:
+        """Return the largest change of an output by rounding as a multiple of the other changes, at least 1.
+
+        It is large if rounding decides, for example about the order of two boxes.
+        """
+        moved = [outputs[name] for outputs in self._moved if _are_comparable(old[name], outputs.get(name))]
+        others = ((values, [other for other in moved if other is not values]) for values in moved)
+        return max((rounding_ratio(old[name], values, rest, _ulp(values)) for values, rest in others), default=1.0)
+
+    def _ratios_in_double(self, first: ObservedGraph, second: ObservedGraph) -> dict[str, float] | None:
+        """Return the change of each output as a multiple of the rounding of the constants that differ.
+
+        Returns:
+            None if the NumPy runtime cannot run the graphs, or not in seconds.
+        """
+        seeds = range(NUM_MOVED if self.is_small else 1)
+        cost = (first.count_macs(self.feeds[0]) + NODE_COST * len(first.graph)) * (2 + 2 * len(seeds))
+        if cost > MAX_COST:
+            return None
+        run = partial(_run_in_double, self.feeds[: MAX_COST // cost])
+        graphs, moved = (first, second), []
+        try:
+            pair = [self._run_last("double", graph, run) for graph in graphs]
+            for graph, outputs in zip(graphs, pair, strict=True):
+                names = new_constants(graph.graph, graphs[graph is first].graph)
+                # Moved inputs are enough for one graph: they draw the errors of double precision again.
+                runs = [run(graph.move_constants(seed, names), seed) for seed in seeds if names or graph is first]
+                moved += [
+                    {name: pair[0][name] + values - outputs[name] for name, values in each.items()} for each in runs
+                ]
+        except (QuantkitError, ArithmeticError, ValueError, MemoryError):
+            return None  # no kernel, or values of a size that depends on rounding
+        return {
+            name: rounding_ratio(values, pair[1][name], [outputs[name] for outputs in moved], FINE_ULP)
+            for name, values in pair[0].items()
+            if _are_comparable(values, pair[1].get(name))
+        }
+
+
+def _run_in_double(feeds: Sequence[Mapping[str, Array]], observed: ObservedGraph, seed: int | None = None) -> Outputs:
+    """Return the outputs of a graph in the NumPy runtime, in double precision."""
+    feeds = [
+        {
+            name: values.astype(np.float64) if DType.of(values.dtype).is_float else values
+            for name, values in feed.items()
+        }
+        for feed in feeds
+    ]
+    if seed is not None:
+        feeds = [move_arrays(feed, seed) for feed in feeds]
+    with open_session(in_double(observed.graph), REFERENCE) as session, np.errstate(all="ignore"):
+        names = [info.name for info in session.inputs]
+        outputs = observed.join(session, [session.run({name: feed[name] for name in names}) for feed in feeds])
+    return {name: values.astype(np.float64) for name, values in outputs.items() if values.dtype.kind in "biufV"}
+
+
+def _attempt(run: Callable[..., _Result], *args: Any, **options: Any) -> _Result | None:
+    """Return the result of a run; None if it fails."""
+    try:
+        return run(*args, **options)
+    except QuantkitError:
+        return None
+
+
+def _largest(ratios: Mapping[str, float]) -> tuple[str, float]:
+    return max(ratios.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def _describe(title: str, old: Outputs, new: Outputs, name: str, ratio: float) -> str:
+    """Return the text of the largest change of an output."""
+    size = "a multiple"
+    if name in old and name in new:
+        with np.errstate(all="ignore"):
+            size = f"{np.nanmax(np.abs(widen(new[name]) - widen(old[name])), initial=0):.3g}"
+    return f"changes {title} by {size}, {ratio:.0e} times the rounding of the model"
+
+
+def _ulp(values: Array) -> float:
+    return ULP.get(DType.of(values.dtype), 0.0)
+
+
+def _are_comparable(first: Array, second: Array | None) -> bool:
+    return second is not None and first.shape == second.shape and first.dtype.kind not in "OSU"
+
+
+def _are_equal(first: Array, second: Array) -> bool:
+    return first.shape == second.shape and np.array_equal(first, second, equal_nan=first.dtype.kind in "fc")
+
+
+def _changes(first: Array, second: Array) -> bool:
+    """Return True if two outputs differ by more than a small fraction of their largest value."""
+    if first.dtype.kind not in "fiu":
+        return not np.array_equal(first, second)
+    with np.errstate(invalid="ignore", over="ignore"):
+        change = np.abs(first.astype(np.float64) - second.astype(np.float64)).max(initial=0)
+        largest = max(np.abs(first).max(initial=0), np.abs(second).max(initial=0))
+        return not change <= MIN_CHANGE * largest
 
 
 def make_verifier(
@@ -189,32 +406,39 @@ def make_verifier(
         runtime: name of a runtime; None for TensorFlow, for ONNX graphs ONNX Runtime, or the reference runtime
             if it is not installed.
         seed: seed of the random inputs.
-        tolerance: see `TOLERANCE`; None for `TOLERANCE`.
+        tolerance: see `Verifier`.
 
     Raises:
         UsageError: the runtime is unknown, or the data cannot be assigned to inputs.
         InputError: the data cannot be read.
     """
     # The runtime of the graph's own format: others would compare their converters as well.
-    runtime = runtime or _native_runtime(graph)
-    if runtime != AUTO:
-        find_runtime(runtime)  # an unknown name is rejected before any work
+    runtime_name = runtime or _native_runtime(graph)
+    fallbacks: dict[str, Opener] = {}
+    # An unknown name is rejected before any work.
+    if runtime_name != AUTO and find_runtime(runtime_name).can_omit_optimizer:
+        options = SessionOptions(optimized=False)
+        fallbacks[NO_OPTIMIZER] = partial(open_session, runtime=runtime_name, options=options)
+    if runtime is None:
+        others = (other for name, other in runtimes().items() if name != runtime_name and other.opens(graph))
+        fallbacks |= {f"in {other.title}": other.open for other in others if other.available().ok}
     feeder = None
     if data is not None:
         dataset = as_dataset(data, NUM_SAMPLES, inputs=model.input_names)
 
-        def feeder(inputs: tuple[TensorInfo, ...]) -> Mapping[str, Array]:
-            return feed_dataset(model, dataset, inputs)
+        def feeder(inputs: tuple[TensorInfo, ...]) -> Sequence[Mapping[str, Array]]:
+            return list(feed_dataset(model, dataset, inputs))
 
     scalings = {str(edge): model.find_scaling(str(edge)) for edge in graph.inputs}
     bounds = {name: (scaling.low, scaling.high) for name, scaling in scalings.items() if scaling is not None}
     return Verifier(
-        lambda graph: open_session(graph, runtime),
+        lambda graph: open_session(graph, runtime_name),
         seed,
-        TOLERANCE if tolerance is None else tolerance,
+        tolerance,
         feeder,
         bounds,
         checks_reaction=True,
+        fallbacks=fallbacks,
     )
 
 
@@ -226,14 +450,14 @@ def _native_runtime(graph: Graph) -> str:
 
 def feed_dataset(
     model: Model, dataset: Dataset, inputs: tuple[TensorInfo, ...], num_samples: int = NUM_SAMPLES
-) -> Mapping[str, Array]:
-    """Return the first batch of a dataset; arrays are assigned to the inputs by name.
+) -> Iterator[Mapping[str, Array]]:
+    """Yield batches of a dataset; arrays are assigned to the inputs by name.
 
     Args:
         model: model whose preprocessing applies to images.
         dataset: the data.
         inputs: inputs of the session.
-        num_samples: number of samples, if the model takes any number.
+        num_samples: number of samples, if the model takes any number at once; else of batches.
 
     Raises:
         UsageError: the data cannot be assigned to inputs, or no image can be read.
@@ -250,77 +474,11 @@ def feed_dataset(
     else:
         pipeline = InputPipeline.of(inputs, dataset, model.find_basis(inputs))
     rejected: dict[str, str] = {}
-    size = _num_samples(inputs, num_samples)
-    for batch in batches(dataset, pipeline, size, rejected):
-        return batch.feeds
-    raise UsageError(f"no image of {dataset.source} can be read", hint=next(iter(rejected.values()), ""))
-
-
-def _num_samples(inputs: tuple[TensorInfo, ...], num_samples: int) -> int:
     dims = inputs[0].shape.dims
-    return (dims[0] or num_samples) if dims else 1
-
-
-def _compared_fields(graph: Graph) -> tuple[Any, ...]:
-    """Return the fields that determine the outputs of a graph."""
-    return graph.nodes, graph.inputs, graph.outputs, graph.library
-
-
-def verification_feeds(
-    inputs: tuple[TensorInfo, ...],
-    seed: int = 0,
-    feeds: Mapping[str, Array] | None = None,
-    unknown_size: int = 1,
-    bounds: Mapping[str, tuple[float, float]] | None = None,
-) -> dict[str, Array]:
-    """Return random arrays: floats in [-1, 1), uint8 values in 0..255, other integers 0 and 1.
-
-    Args:
-        inputs: inputs of the session.
-        seed: seed of the random numbers.
-        feeds: arrays of the inputs that are not random.
-        unknown_size: size of the dimensions that an input does not state.
-        bounds: range of the values of float inputs, by name, in place of [-1, 1).
-
-    Raises:
-        UsageError: an input takes strings, resources or variants, or its rank is unknown.
-        GraphError: the values of an input are larger than the limit of computed tensors.
-    """
-    random = np.random.default_rng(seed)
-    result: dict[str, Array] = {}
-    for info in inputs:
-        if feeds and info.name in feeds:
-            result[info.name] = feeds[info.name]
-            continue
-        is_numeric = info.dtype not in (DType.STRING, DType.RESOURCE, DType.VARIANT)
-        if info.shape.dims is None or not is_numeric:
-            kind = "a tensor of unknown rank" if is_numeric else f"{info.dtype.value}s"
-            raise UsageError(
-                f"cannot generate random values for input {info.name!r}, which takes {kind}",
-                hint="give arrays (--data FILE.npz), or choose other --inputs, for example after a decoder",
-            )
-        shape = tuple(unknown_size if size is None else size for size in info.shape.dims)
-        check_size(f"random values of input {info.name!r} of shape {info.shape} have", 8 * prod(shape))
-        result[info.name] = _random(random, info.dtype, shape, (bounds or {}).get(info.name))
-    return result
-
-
-def _differs(first: Array, second: Array) -> bool:
-    """Return True if two outputs differ by more than a small fraction of their largest value."""
-    if first.dtype.kind not in "fiu":
-        return not np.array_equal(first, second)
-    with np.errstate(invalid="ignore", over="ignore"):
-        change = np.abs(first.astype(np.float64) - second.astype(np.float64)).max(initial=0)
-        largest = max(np.abs(first).max(initial=0), np.abs(second).max(initial=0))
-        return not change <= MIN_CHANGE * largest
-
-
-def _random(
-    random: "np.random.Generator", dtype: DType, shape: tuple[int, ...], bounds: tuple[float, float] | None = None
-) -> Array:
-    if dtype.is_float:
-        low, high = bounds or (-1, 1)
-        return random.uniform(low, high, shape).astype(dtype.numpy)
-    # Other integers than pixels are often ids of an embedding or masks, for which 0 and 1 are valid.
-    high = 256 if dtype in (DType.UINT8, DType.QUINT8) else 2
-    return random.integers(0, high, shape).astype(dtype.numpy)
+    size = dims[0] if dims else 1
+    prepared = batches(dataset, pipeline, size or num_samples, rejected)
+    first = next(prepared, None)
+    if first is None:
+        raise UsageError(f"no image of {dataset.source} can be read", hint=next(iter(rejected.values()), ""))
+    yield first.feeds
+    yield from (each.feeds for each in islice(prepared, num_samples - 1 if size else 0))

@@ -97,7 +97,7 @@ def transform(
             verify: compare the model outputs before and after each step.
             data: dataset to verify with (default: random inputs); implies ``verify``.
             tolerance: maximum difference of an exact step, as a fraction of the largest value of an output (default:
-                1e-5); implies ``verify``.
+                the rounding of the model, measured); implies ``verify``.
             on_mismatch: ``stop`` to raise an error after a failed check (the default), ``skip`` to undo the step;
                 implies ``verify``.
             runtime: runtime that verifies (default: the one of the model's format).

@@ -67,7 +67,14 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     except Exception as error:
         if profiler:
             profiler.close()
-        raise _translate_error(error, model.name if isinstance(model, Path) else "the graph") from error
+        name = model.name if isinstance(model, Path) else "the graph"
+        if options.optimized and _runs_without_optimizer(onnxruntime, source, options):
+            raise UnavailableError(
+                f"the optimizer of ONNX Runtime {onnxruntime.__version__} fails for {name}, which is valid: "
+                f"{_reason(error)[1]}",
+                hint="use --runtime openvino, or another version of ONNX Runtime: the fault is not in the model",
+            ) from error
+        raise _translate_error(error, name) from error
     del source
     device = session.get_providers()[0]
     if options.gpu_index is not None and device != CUDA:
@@ -90,6 +97,15 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         placement=lambda: lines,
         op_trace=lambda: profiler.read(session) if profiler else OpTrace(),
     )
+
+
+def _runs_without_optimizer(onnxruntime: Any, source: Any, options: SessionOptions) -> bool:
+    """Return True if ONNX Runtime opens a model that its optimizer does not rewrite."""
+    try:
+        onnxruntime.InferenceSession(source, _session_options(onnxruntime, replace(options, optimized=False)), [CPU])
+    except Exception:
+        return False
+    return True
 
 
 def _find_int8_nodes(graph: Graph) -> frozenset[str]:
@@ -136,6 +152,8 @@ def _describe_telemetry() -> str:
 def _session_options(onnxruntime: Any, options: SessionOptions) -> Any:
     config = onnxruntime.SessionOptions()
     config.log_severity_level = _LOG_FATAL_ONLY
+    if not options.optimized:
+        config.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     # By default, ONNX Runtime pins threads to all cores of the machine, also to those that the process may not use.
     config.intra_op_num_threads = options.intra_op or (available_physical_cores() if is_restricted() else 0)
     config.inter_op_num_threads = options.inter_op or 0
@@ -234,11 +252,8 @@ def _placement(session: Any) -> tuple[str, ...]:
 
 
 def _translate_error(error: Exception, model: str) -> QuantkitError:
-    """Convert an error, whose text begins with ``[ONNXRuntimeError] : 9 : CODE : ...``, to a one-line error."""
-    text = str(error)
-    match = re.match(r"\[ONNXRuntimeError\] : \d+ : (\w+) : (.*)", text, re.DOTALL)
-    code, reason = (match[1], match[2]) if match else ("", text)
-    reason = next((line.strip() for line in reason.splitlines() if line.strip()), type(error).__name__)
+    """Convert an error to a one-line error."""
+    code, reason = _reason(error)
     if code in ("INVALID_PROTOBUF", "NO_SUCHFILE", "NO_MODEL"):
         return InputError(
             f"{model} is not an ONNX model, or is truncated: {reason}", hint="download or convert it again"
@@ -261,6 +276,14 @@ def _translate_error(error: Exception, model: str) -> QuantkitError:
     return GraphError(f"ONNX Runtime rejects {model}: {reason}", hint="quantkit summarize shows its nodes")
 
 
+def _reason(error: Exception) -> tuple[str, str]:
+    """Return code and first line of an error, whose text begins with ``[ONNXRuntimeError] : 9 : CODE : ...``."""
+    text = str(error)
+    match = re.match(r"\[ONNXRuntimeError\] : \d+ : (\w+) : (.*)", text, re.DOTALL)
+    code, reason = (match[1], match[2]) if match else ("", text)
+    return code, next((line.strip() for line in reason.splitlines() if line.strip()), type(error).__name__)
+
+
 RUNTIME = Runtime(
     name="onnxruntime",
     title="ONNX Runtime",
@@ -275,6 +298,7 @@ RUNTIME = Runtime(
     describe_build=_describe_build,
     describe_telemetry=_describe_telemetry,
     has_inter_op=True,
+    can_omit_optimizer=True,
     tunables={"spinning": (False,)},
     native_options=_native_options,
     op_domains=("com.microsoft",),

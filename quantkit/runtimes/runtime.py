@@ -39,6 +39,7 @@ class Runtime:
         precisions: arithmetic that the runtime can use, as in `SessionOptions.precision`.
         has_threads: True if the runtime has thread options (``intra_op``, ``inter_op``).
         has_inter_op: True if ops run in parallel in threads of their own; False if ``inter_op`` only enlarges the pool.
+        can_omit_optimizer: True if sessions can compute the nodes without rewrites (`SessionOptions.optimized`).
         tunables: further settings with an effect on the latency, and the values to measure: the session
             option ``spinning`` and environment variables.
         native_options: function that returns the options of a session as code for the runtime's own API.
@@ -67,6 +68,7 @@ class Runtime:
     precisions: tuple[str, ...] = ("float32",)
     has_threads: bool = True
     has_inter_op: bool = False
+    can_omit_optimizer: bool = False
     tunables: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     native_options: Callable[[SessionOptions], str] | None = None
     decodes_images: bool = False
@@ -112,7 +114,8 @@ class Runtime:
                 f"{self.title} does not support the precision {options.precision!r}",
                 hint=f"use --precision {' or '.join(self.precisions)}, or another --runtime",
             )
-
+        if not options.optimized and not self.can_omit_optimizer:
+            raise UnavailableError(f"{self.title} always optimizes graphs", hint="use --runtime onnxruntime")
         if options.spinning is not None and "spinning" not in self.tunables:
             raise UnavailableError(
                 f"the threads of {self.title} have no option for spinning",
@@ -162,6 +165,7 @@ def check_runtime(runtime: Runtime) -> None:
             ),
             "has_threads": boolean,
             "has_inter_op": boolean,
+            "can_omit_optimizer": boolean,
             "tunables": (
                 "a mapping of texts to tuples",
                 lambda value: isinstance(value, Mapping) and all(isinstance(item, tuple) for item in value.values()),

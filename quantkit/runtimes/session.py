@@ -120,6 +120,7 @@ class SessionOptions:
         reuse_outputs: the outputs of a run are valid until the second run after it begins, so that runtimes need not
             copy them. Only for runs one after the other: with several ``streams``, the order in which runs end is
             unknown.
+        optimized: the runtime rewrites the graph; False for the nodes of the graph, in runtimes that can compute them.
     """
 
     intra_op: int | None = None
@@ -131,6 +132,7 @@ class SessionOptions:
     streams: int = 1
     spinning: bool | None = None
     reuse_outputs: bool = False
+    optimized: bool = True
 
     @public
     def with_(self, *, precision: str | None = None, intra_op: int | None = None, inter_op: int | None = None) -> Self:

@@ -174,8 +174,11 @@ def _config(tf: Any, options: SessionOptions, *, on_gpu: bool) -> Any:
         config.gpu_options.allow_growth = True
     else:
         config.device_count["GPU"] = 0
+    rewrites = config.graph_options.rewrite_options
+    if not options.optimized:
+        rewrites.disable_meta_optimizer = True
+        config.graph_options.optimizer_options.opt_level = -1  # L0
     if options.precision != "float32":
-        rewrites = config.graph_options.rewrite_options
         rewrites.min_graph_nodes = -1
         setattr(rewrites, _mixed_precision(options.precision, on_gpu), type(rewrites).ON)
     return config
@@ -249,6 +252,7 @@ RUNTIME = Runtime(
     devices=("cpu", "gpu"),
     precisions=("float32", "bfloat16", "float16"),
     has_inter_op=True,
+    can_omit_optimizer=True,
     tunables={"TF_ENABLE_ONEDNN_OPTS": ("0",), "ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS},
     native_options=_native_options,
     decodes_images=True,

@@ -29,8 +29,8 @@ import quantkit as qk  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow  # noqa: E402
 from quantkit.convert.to_onnx import to_onnx_graph  # noqa: E402
+from quantkit.data.random_inputs import random_arrays  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
-from quantkit.recipes.verify import verification_feeds  # noqa: E402
 from quantkit.runtimes import tensorflow  # noqa: E402
 
 LARGEST_ERROR = 1e-5
@@ -60,7 +60,7 @@ def measure(name: str) -> dict[str, Any]:
 def largest_error(before: Graph, after: Graph) -> float:
     """Return the largest change of an output, relative to its largest absolute value; outputs have the same order."""
     with tensorflow.RUNTIME.open(before) as session:
-        feeds = verification_feeds(session.inputs)
+        feeds = random_arrays(session.inputs)
         expected = session.run(feeds)
     with tensorflow.RUNTIME.open(after) as session:
         renamed = {info.name: array for info, array in zip(session.inputs, feeds.values(), strict=True)}

@@ -30,12 +30,12 @@ from quantkit import formats  # noqa: E402
 from quantkit.benchmark import Benchmark, benchmark  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
+from quantkit.data.random_inputs import random_arrays  # noqa: E402
 from quantkit.errors import GraphError  # noqa: E402
 from quantkit.formats import graphdef  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
 from quantkit.recipes import run  # noqa: E402
 from quantkit.recipes.named import find_recipe  # noqa: E402
-from quantkit.recipes.verify import verification_feeds  # noqa: E402
 from quantkit.runtimes import tensorflow  # noqa: E402
 
 
@@ -75,7 +75,7 @@ def count_executed_nodes(graph: Graph) -> int:
 
     v1 = tf.compat.v1
     with tensorflow.RUNTIME.open(graph) as session:
-        feeds = {f"{info.name}:0": verification_feeds([info])[info.name] for info in session.inputs}
+        feeds = {f"{info.name}:0": random_arrays([info])[info.name] for info in session.inputs}
     metadata = v1.RunMetadata()
     with tf.Graph().as_default() as target, v1.Session(graph=target) as session:
         tf.import_graph_def(v1.GraphDef.FromString(graphdef.encode(graph)), name="")
@@ -87,7 +87,7 @@ def count_executed_nodes(graph: Graph) -> int:
 def difference(before: Graph, after: Graph) -> float:
     """Return the largest change of an output for seeded inputs, relative to the largest absolute output."""
     with tensorflow.RUNTIME.open(before) as session:
-        feeds = verification_feeds(session.inputs)
+        feeds = random_arrays(session.inputs)
         expected = session.run(feeds)
     with tensorflow.RUNTIME.open(after) as session:
         actual = session.run(feeds)

@@ -73,14 +73,14 @@ def keeps_outputs(case: ClassicCase) -> bool:
     return case.name.startswith(NETWORKS) and not any(text in case.transforms for text in EDITS)
 
 
-def random_feeds(inputs: tuple[TensorInfo, ...]) -> dict[str, Array]:
-    """Return random values for the inputs; an input of unknown shape gets a vector of two."""
+def random_feeds(inputs: tuple[TensorInfo, ...]) -> list[dict[str, Array]]:
+    """Return random values for the inputs of one run; an input of unknown shape gets a vector of two."""
     random = np.random.default_rng(SEED)
     feeds = {}
     for info in inputs:
         sizes = (2,) if info.shape.dims is None else tuple(size or 1 for size in info.shape.dims)
         feeds[info.name] = random.uniform(-1, 1, sizes).astype(info.dtype.numpy)
-    return feeds
+    return [feeds]
 
 
 OUTPUT_CASES = {case.name: case for case in classic_cases() if keeps_outputs(case)}

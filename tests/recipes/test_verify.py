@@ -1,10 +1,14 @@
 """Verification of steps: equal outputs pass, others are rejected or undone."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 import quantkit as qk
 import quantkit.transforms
+from quantkit.data.random_inputs import random_arrays
 from quantkit.errors import CheckError, GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
@@ -12,7 +16,7 @@ from quantkit.ir.text import from_text
 from quantkit.recipes import parse, run, transform
 from quantkit.recipes.outputs import compare
 from quantkit.recipes.trace import SKIP, node_changes
-from quantkit.recipes.verify import Verifier, make_verifier, verification_feeds
+from quantkit.recipes.verify import Verifier, make_verifier
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.transforms.registry import REGISTRY
@@ -63,8 +67,8 @@ def test_rejected_step_is_undone_and_the_run_continues() -> None:
     assert graph["y"].op == "Mul"
     assert "same" not in graph
     rejected, unchanged, broken = trace.records
-    assert "changes output 'y' by 0.00" in rejected.undone
-    assert "the tolerance is 1e-05" in rejected.undone
+    assert "scale_wrongly changes output 'y' by 0.00" in rejected.undone
+    assert "times the rounding of the model" in rejected.undone
     assert (rejected.nodes, rejected.changes, rejected.check, rejected.ops) == ((4, 4), (), "", {})
     assert (unchanged.undone, unchanged.check, unchanged.ops) == ("", "y: equal", {"Identity": -1})
     assert "the graph after use_unknown_op cannot be run" in broken.undone
@@ -91,6 +95,7 @@ def test_tolerance_is_an_option() -> None:
     with pytest.raises(CheckError, match="the tolerance is 0.0001"):
         run(parse("scale_wrongly"), GRAPH, check=verifier(tolerance=1e-4))
     assert "exact steps within 0.01 of" in verifier(tolerance=1e-2).terms
+    assert "exact steps within 10 times the rounding of the model" in verifier().terms
 
 
 def test_data_is_used() -> None:
@@ -114,7 +119,7 @@ def test_data_is_used() -> None:
             return dict(self.session.run(feeds))
 
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
-    check = Verifier(lambda graph: Spy(open_session(graph, "reference")), feeder=lambda infos: {"x": rows})  # type: ignore[arg-type,return-value]
+    check = Verifier(lambda graph: Spy(open_session(graph, "reference")), feeder=lambda infos: [{"x": rows}])  # type: ignore[arg-type,return-value]
     run(parse("remove_nodes(op=Identity)"), GRAPH, check=check)
     assert all(np.array_equal(rows, feed) for feed in recorded)
     assert len(recorded) == 2
@@ -231,18 +236,16 @@ def messages_of(text: str, **options: object) -> list[str]:
 
 
 def test_inputs_that_do_not_change_the_outputs_are_reported() -> None:
-    (message,) = messages_of(SATURATED, verify=True)
+    (message,) = messages_of(SCALED, verify=True)  # 65025 levels, of which random inputs reach two
     assert "with the random inputs" in message
     assert "--data" in message
-    (message,) = messages_of(SATURATED, data=np.float32([[1, 0, 0], [0, 1, 0], [0, 0, 1]]))
+    (message,) = messages_of(SCALED, data=np.ones((3, 4, 4, 3), np.float32))
     assert "over the given samples" in message
-    (message,) = messages_of(SCALED, verify=True)  # 65025 levels, of which random inputs reach two
-    model = transform(from_text(SATURATED), "remove_nodes(op=Identity)", runtime="reference", verify=True)
+    model = transform(from_text(SCALED), "remove_nodes(op=Identity)", runtime="reference", verify=True)
     assert model.trace is not None
     assert "prove little" in (model.trace.verification or {})["warning"]
-    working = SATURATED.replace("1e9", "0.0")
-    assert not messages_of(working, verify=True)
-    assert not messages_of(working, data=np.float32([[1, 0, 0], [-1, 1, 0], [0, 0, 1]]))
+    assert not messages_of(SCALED, data=np.linspace(0, 65025, 96, dtype=np.float32).reshape(2, 4, 4, 3))
+    assert not messages_of(SATURATED, verify=True), "the inputs of the last Softmax differ"
 
 
 def test_random_inputs_have_the_range_that_the_graph_expects() -> None:
@@ -267,11 +270,13 @@ def test_8_bit_graphs_without_data_come_with_a_warning(options: dict[str, bool],
 def test_inputs_without_numbers_need_arrays(dtype: str) -> None:
     inputs = (TensorInfo("x", DType(dtype), Shape((2,))),)
     with pytest.raises(UsageError, match=f"input 'x', which takes {dtype}s"):
-        verification_feeds(inputs)
+        random_arrays(inputs)
 
 
-@pytest.mark.parametrize(("shape", "size"), [("?x?x?x3", 32), ("?x?x3", 1), ("?x8x8x3", 1)])
-def test_first_image_of_unknown_size_is_not_the_smallest(shape: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "sizes"), [("?x?x?x3", (2, 32, 64, 3)), ("?x?x3", (2, 8, 3)), ("?x8x8x3", (2, 8, 8, 3))]
+)
+def test_dynamic_sizes_are_small_and_distinct(shape: str, sizes: tuple[int, ...]) -> None:
     graph = from_text(f"""
         inputs: x
         outputs: y
@@ -281,5 +286,147 @@ def test_first_image_of_unknown_size_is_not_the_smallest(shape: str, size: int) 
     """)
     check = verifier()
     run(parse("remove_nodes(op=Identity)"), graph, check=check)
-    assert check.feeds is not None
-    assert check.feeds["x"].shape[0] == size
+    assert check.feeds[0]["x"].shape == sizes
+
+
+INTEGERS = """
+    dialect: onnx
+    inputs: x, n
+    outputs: y
+    x = Placeholder[int64 6]()
+    n = Placeholder[int64 6]()
+    {}
+    z = Identity(q)
+    y = Neg(z)
+    """
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "q = Div(x, n)",
+        "q = Mod(x, n)",
+        "one = Constant[int64](1)\n    m = Sub(n, one)\n    q = Div(x, m)",
+        "t = Constant[int64]([5, 7])\n    g = Gather(t, n)\n    q = Div(x, n)",
+    ],
+)
+def test_random_integers_are_in_the_domain_of_the_graph(nodes: str) -> None:
+    _, trace = run(parse("remove_nodes(op=Identity)"), from_text(INTEGERS.format(nodes)), check=verifier())
+    assert trace.records[0].check == "y: equal"
+
+
+def test_integers_that_no_random_input_fits_need_samples() -> None:
+    nodes = "big = Constant[int64](9)\n    m = Sub(n, big)\n    s = Sub(m, m)\n    q = Div(x, s)"
+    with pytest.raises(GraphError, match="no integers fit as random inputs: .*divided by zero") as error:
+        run(parse("remove_nodes(op=Identity)"), from_text(INTEGERS.format(nodes)), check=verifier())
+    assert "--data" in error.value.hint
+
+
+def test_sizes_that_do_not_fit_name_the_flags() -> None:
+    graph = from_text(
+        "dialect: onnx\ninputs: x\noutputs: y\nx = Placeholder[?x?]()\ns = Constant[int64]([3, 7, 11])\n"
+        "z = Reshape(x, s)\nr = Identity(z)\ny = Relu(r)"
+    )
+    with pytest.raises(GraphError, match="no sizes of the inputs x fit as random inputs") as error:
+        run(parse("remove_nodes(op=Identity)"), graph, check=verifier())
+    assert "--data" in error.value.hint
+    assert "--input-shape x:8x8" in error.value.hint
+
+
+def failing(message: str) -> Callable[[Graph], Session]:
+    def fail(graph: Graph) -> Session:
+        raise UnavailableError(message)
+
+    return fail
+
+
+def test_another_way_runs_a_model_that_the_runtime_cannot_run() -> None:
+    way = {"without its optimizer": lambda graph: open_session(graph, "reference")}
+    check = Verifier(failing("the optimizer fails"), fallbacks=way)
+    _, trace = run(parse("remove_nodes(op=Identity)"), GRAPH, check=check)
+    assert trace.records[0].check == "y: equal"
+    assert check.warning == "the optimizer fails; the model is verified without its optimizer"
+
+
+def test_runtime_that_cannot_run_the_new_graph_is_at_fault() -> None:
+    def fails_without_identity(graph: Graph) -> Session:
+        return open_session(graph, "reference") if "same" in graph else failing("the optimizer fails")(graph)
+
+    way = {"without its optimizer": lambda graph: open_session(graph, "reference")}
+    check = Verifier(fails_without_identity, fallbacks=way)
+    with pytest.raises(CheckError, match="it runs without its optimizer, so that the runtime is at fault"):
+        run(parse("remove_nodes(op=Identity)"), GRAPH, check=check)
+
+
+@dataclass
+class ChangedSession:
+    """Session with wrong outputs, as of an optimizer that fuses nodes wrongly."""
+
+    session: Session
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.session, name)
+
+    def __enter__(self) -> "ChangedSession":
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.session.close()
+
+    def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: -values for name, values in self.session.run(feeds).items()}
+
+
+@pytest.mark.parametrize("is_wrong_before", [True, False])
+def test_optimizer_that_changes_the_result_is_at_fault(is_wrong_before: bool) -> None:
+    def open_optimized(graph: Graph) -> Session:
+        session = open_session(graph, "reference")
+        return ChangedSession(session) if ("same" in graph) == is_wrong_before else session  # type: ignore[return-value]
+
+    way = {"without its optimizer": lambda graph: open_session(graph, "reference")}
+    check = Verifier(open_optimized, fallbacks=way)
+    if is_wrong_before:
+        run(parse("remove_nodes(op=Identity)"), GRAPH, check=check)
+        assert "the optimizer of the runtime changes the result of the model before remove_nodes" in check.warning
+    else:
+        with pytest.raises(CheckError, match="the optimizer of the runtime changes the result of the graph after"):
+            run(parse("remove_nodes(op=Identity)"), GRAPH, check=check)
+
+
+def test_decisions_by_rounding_are_accepted() -> None:
+    """Equal scores: which one is the largest depends on the order of a sum."""
+    text = """
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[64x3]()
+        a = Constant([[0.1, 0.1], [0.7, 0.7], [0.2, 0.2]])
+        p = MatMul(x, a)
+        b = Constant([0.3, {}])
+        s = Add(p, b)
+        y = ArgMax(s, axis=1, keepdims=0)
+    """
+    before, after = from_text(text.format("0.30000004")), from_text(text.format("0.3"))
+    assert "y: " in verifier()(before, after, REGISTRY["fold_constants"])
+    with pytest.raises(CheckError, match="changes the input of ArgMax 'y' by 0.1"):
+        verifier()(before, from_text(text.format("0.4")), REGISTRY["fold_constants"])
+
+
+@pytest.mark.parametrize("last", ["Sigmoid", "Softmax", "Tanh", "Relu", "Floor"])
+def test_the_input_of_a_last_op_that_hides_changes_is_compared(last: str) -> None:
+    text = """
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[2x3]()
+        b = Constant([-60.0, {}, 900.0])
+        p = Mul(x, b)
+        far = Constant([-700.0, -1000.0, 2000.0])
+        s = Add(p, far)
+        z = {}(s)
+        y = Reshape(z, sizes)
+        sizes = Constant[int64]([6])
+    """
+    before, after = (from_text(text.format(scale, last)) for scale in ("3.0", "3.01"))
+    with pytest.raises(CheckError, match=f"changes (the input of {last} 'z'|output 'y')"):
+        verifier()(before, after, REGISTRY["fold_constants"])

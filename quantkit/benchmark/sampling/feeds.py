@@ -1,13 +1,12 @@
 """Seeded random arrays of the types and shapes of a model's inputs."""
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 import numpy as np
 
+from quantkit.data.random_inputs import INTEGERS, random_values
 from quantkit.errors import UsageError, did_you_mean
-from quantkit.ir.tensor import Array, DType, Shape
-from quantkit.limits import check_size
+from quantkit.ir.tensor import Array, Shape
 from quantkit.runtimes.session import TensorInfo
 
 
@@ -18,6 +17,7 @@ def seeded_feeds(
     shapes: Mapping[str, Shape] = {},
     sizes: Mapping[str, Sequence[int]] = {},
     seed: int = 0,
+    integers: tuple[int, int] = INTEGERS[0],
 ) -> dict[str, Array]:
     """Return an array for each input.
 
@@ -30,6 +30,7 @@ def seeded_feeds(
         shapes: known shapes by input name, for inputs with dynamic dimensions.
         sizes: all sizes that the caller chose, by input name.
         seed: seed of the values.
+        integers: least value and end of random integers.
 
     Raises:
         UsageError: a size is unknown, the model has another fixed size, or an input is not numeric.
@@ -40,10 +41,11 @@ def seeded_feeds(
             hint = did_you_mean(name, names) or f"the inputs are {', '.join(names)}"
             raise UsageError(f"--input-shape names {name!r}, which is not an input of the model", hint=hint)
     return {
-        info.name: _values(
+        info.name: random_values(
+            np.random.default_rng((seed, index)),
             info,
             _check_sizes(info, sizes[info.name]) if info.name in sizes else _dims(info, batch, shapes.get(info.name)),
-            np.random.default_rng((seed, index)),
+            integers=integers,
         )
         for index, info in enumerate(inputs)
     }
@@ -79,19 +81,3 @@ def _dims(info: TensorInfo, batch: int | None, shape: Shape | None) -> tuple[int
     if batch is not None and dims[0] not in (None, batch):
         raise UsageError(f"input {info.name!r} has a fixed batch size of {dims[0]}, not {batch}", hint="omit --batch")
     return tuple(batch or 1 if size is None else size for size in dims)
-
-
-def _values(info: TensorInfo, dims: tuple[int, ...], random: "np.random.Generator") -> Array:
-    """Return floats in [-1, 1], uint8 values from 0 to 255, or other integers 0 and 1 (valid as ids and masks)."""
-    if info.dtype in (DType.STRING, DType.RESOURCE, DType.VARIANT):
-        raise UsageError(
-            f"input {info.name!r} takes {info.dtype.value}, and random data is numeric",
-            hint="give data (--data DATA), or select the tensor after the decoder, for example --inputs Mul",
-        )
-    check_size(f"random values of input {info.name!r} of shape {info.shape} have", 8 * prod(dims))
-    kind = info.dtype.numpy
-    if info.dtype in (DType.UINT8, DType.QUINT8):
-        return random.integers(0, 256, dims, np.uint8)
-    if kind.kind in "iub":
-        return random.integers(0, 2, dims).astype(kind)
-    return random.uniform(-1, 1, dims).astype(kind)

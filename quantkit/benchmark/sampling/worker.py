@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -34,7 +35,8 @@ from quantkit.benchmark.sampling.sampler import (
     warm_up,
 )
 from quantkit.cores import available_cpus, restrict_threads
-from quantkit.errors import QuantkitError, UsageError
+from quantkit.data.random_inputs import INTEGERS
+from quantkit.errors import GraphError, QuantkitError, UsageError
 from quantkit.ir.tensor import Array, Shape
 from quantkit.model import Model, load
 from quantkit.runtimes import AUTO, find_runtime, open_session
@@ -130,17 +132,29 @@ class _Worker:
         self._open_profiled = lambda: open_session(
             loaded.runnable, session.runtime.name, replace(SessionOptions(**options), profile=True)
         )
+        others: list[Callable[[], dict[str, Array]]] = []
         if data is not None:
             from quantkit.data import as_dataset
             from quantkit.recipes.verify import feed_dataset
 
             dataset = as_dataset(data, keep_order=True, inputs={info.name for info in session.inputs})
-            feeds = dict(feed_dataset(loaded, dataset, session.inputs, batch or 1))
+            feeds = dict(next(feed_dataset(loaded, dataset, session.inputs, batch or 1)))
         else:
             shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
-            feeds = seeded_feeds(session.inputs, batch=batch, shapes=shapes, sizes=input_shapes, seed=seed)
+            make = partial(seeded_feeds, session.inputs, batch=batch, shapes=shapes, sizes=input_shapes, seed=seed)
+            feeds, others = make(), [partial(make, integers=integers) for integers in INTEGERS[1:]]
         self._feeds = feeds
-        self._infer = self._call = lambda: session.run(feeds)
+
+        def infer() -> Mapping[str, Array]:
+            try:
+                return session.run(self._feeds)
+            except GraphError:
+                if not others:
+                    raise
+            self._feeds = others.pop(0)()
+            return infer()
+
+        self._infer = self._call = infer
         shapes_text = {info.name: f"{info.dtype.value} {Shape(feeds[info.name].shape)}" for info in session.inputs}
         first = next(iter(feeds.values()), None)
         self._streams = streams

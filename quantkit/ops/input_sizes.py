@@ -1,0 +1,149 @@
+"""Sizes for the dynamic dimensions of inputs: those that weights require, else small ones.
+
+Each unknown size is a prime at first, which shape inference carries to the nodes with weights:
+
+    x: ?x?x?  ->  Transpose: 16417x16411x16421  ->  MatMul with 64x32  ->  16421 stands for 64
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations, count, product
+from math import prod
+from typing import Any
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape
+from quantkit.ops.onnx.shapes import RULES
+from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.shape_rules import Dims
+
+# Sizes of a batch, and of the other dimensions that no weights determine, in the order in which they are tried. Many
+# networks need images of a minimum size; an input of the rank of images can be weights, for which only 1 may fit.
+BATCH_SIZES = (2, 1)
+SIZES, IMAGE_SIZES = (8, 1, 32, 64, 128, 256, 512), (32, 64, 256, 1, 512)
+IMAGE_RANK = 4
+# Maximum number of elements of the inputs.
+MAX_ELEMENTS = 1 << 24
+# Maximum number of axes that may be a batch although they are not the first.
+MAX_SUBSET = 2
+_BROADCAST = {*(op for op, rule in RULES.items() if rule is RULES["Add"]), "AddV2", "RealDiv", "Maximum", "Minimum"}
+_STATES = (pair for state in (5, 6) for pair in ((0, 1, state, 1), (1, 0, state, 0), (2, 2, state, 2)))
+# Input index and axis of a size, and of another one that is the same.
+_SAME_SIZES: Mapping[str, tuple[tuple[int, int, int, int], ...]] = {
+    "ConvTranspose": ((0, 1, 1, 0),),
+    **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), ((0, 1, 1, 0),)),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), ((0, -1, 1, -1),)),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), ((0, 2, 1, 2), *_STATES)),
+    **dict.fromkeys(("Conv2D", "DepthwiseConv2dNative"), ((0, 3, 1, 2),)),
+    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "BiasAdd"), ((0, -1, 1, 0),)),
+}
+
+# An input and the index of one of its axes.
+_Axis = tuple[Edge, int]
+
+
+def choose_input_shapes(graph: Graph, shapes: Mapping[Edge, Shape]) -> Iterator[Mapping[Edge, Shape]]:
+    """Yield shapes of the inputs that agree with the weights of a graph, the best first.
+
+    Args:
+        graph: graph of either dialect.
+        shapes: shapes of the inputs of known rank.
+
+    Raises:
+        GraphError: the nodes form a cycle.
+    """
+    sizes_of = {(edge, axis): size for edge, shape in shapes.items() for axis, size in enumerate(shape.dims or ())}
+    unknown = [location for location, size in sizes_of.items() if size is None]
+    if not unknown:
+        yield shapes
+        return
+    large = _resolve(graph, shapes, dict(zip(unknown, _primes(1 << 14), strict=False)))
+    others = (prime for prime in _primes(11) if prime not in large.values())
+    small = _resolve(graph, shapes, dict(zip(unknown, others, strict=False)))
+    # A size that smaller ones do not need is a maximum, for example the number of positions of a transformer.
+    fixed = {axis: size for axis, size in large.items() if isinstance(size, int) and size == small[axis]}
+    free = {axis: axis if isinstance(root, int) else root for axis, root in large.items() if axis not in fixed}
+    batches = {root for (_, axis), root in free.items() if axis == 0}
+    # Equal axes of several inputs often have one size, for example of a sequence and its mask.
+    axes: dict[int, int] = {}
+    indices = {root: axes.setdefault(axis, len(axes)) for (_, axis), root in free.items() if root not in batches}
+    is_image = any(axis and len(shapes[edge].dims or ()) == IMAGE_RANK for edge, axis in free)
+    # Neighbouring axes of different sizes: a transposed output differs from the right one.
+    factors = (2, 1) if len(axes) > 1 else (1,)
+    # Axes that are the batch, too, for example of a recurrent state.
+    subsets = [{*subset} for count in range(MAX_SUBSET + 1) for subset in combinations(indices, count)]
+    tried, rejected = list[Mapping[Edge, Shape]](), []
+    for subset, size, batch, factor in product(subsets, IMAGE_SIZES if is_image else SIZES, BATCH_SIZES, factors):
+        sizes = {root: size * factor if index % 2 else size for root, index in indices.items() if root not in subset}
+        candidate = _with_sizes(shapes, fixed | {location: sizes.get(root, batch) for location, root in free.items()})
+        if candidate in tried or sum(prod(shape.sizes) for shape in candidate.values()) > MAX_ELEMENTS:
+            continue
+        tried.append(candidate)
+        if all(first == second for first, second in _equal_sizes(graph, candidate)):
+            yield candidate
+        else:
+            rejected.append(candidate)
+    yield from rejected
+
+
+def _primes(first: int) -> Iterator[int]:
+    return (number for number in count(first) if all(number % divisor for divisor in range(2, min(number, 1 << 8))))
+
+
+def _with_sizes(shapes: Mapping[Edge, Shape], sizes: Mapping[_Axis, int]) -> dict[Edge, Shape]:
+    return {
+        edge: Shape(tuple(sizes.get((edge, axis), size) for axis, size in enumerate(shape.dims)))
+        for edge, shape in shapes.items()
+        if shape.dims is not None
+    }
+
+
+def _resolve(graph: Graph, shapes: Mapping[Edge, Shape], primes: Mapping[_Axis, int]) -> Mapping[_Axis, int | _Axis]:
+    """Return the size that each axis needs if the unknown sizes are primes; axes of one size share one of them."""
+    required: dict[int, int] = {}
+    for pair in _equal_sizes(graph, _with_sizes(shapes, primes)):
+        size, prime = sorted(
+            (required.get(each, each) for each in pair), key=lambda each: (each in primes.values(), each)
+        )
+        if prime in primes.values() and prime != size:
+            required = {key: size if other == prime else other for key, other in required.items()} | {prime: size}
+    unknown = {prime: location for location, prime in primes.items()}
+    sizes = {location: required.get(prime, prime) for location, prime in primes.items()}
+    return {location: unknown.get(size, size) for location, size in sizes.items()}
+
+
+def _equal_sizes(graph: Graph, shapes: Mapping[Edge, Shape]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of sizes that the nodes of a graph require to be equal."""
+    inputs = {edge.node: Node(edge.node, "Placeholder", attrs={"shape": shape}) for edge, shape in shapes.items()}
+    inferred = infer_shapes(graph.with_nodes(inputs.get(node.name, node) for node in graph.nodes.values()))
+    for node in graph.nodes.values():
+        dims = [inferred.get(edge, UNKNOWN).dims or () for edge in node.inputs]
+        try:
+            pairs = tuple(_pairs(node, dims, inferred.get(Edge(node.name), UNKNOWN).dims or ()))
+        except IndexError:  # of an unknown rank, or an invalid node
+            continue
+        yield from ((first, second) for first, second in pairs if first is not None and second is not None)
+
+
+def _pairs(node: Node, dims: list[Dims], output: Dims) -> Iterator[tuple[int | None, int | None]]:
+    attrs: Mapping[str, Any] = node.attrs
+    if node.op in _BROADCAST:
+        for other in dims[1:]:
+            yield from (pair for pair in zip(dims[0][::-1], other[::-1], strict=False) if 1 not in pair)
+    elif node.op == "Gemm" or "MatMul" in node.op:
+        first, second = (
+            any(attrs.get(name) for name in names)
+            for names in (("transA", "transpose_a", "adj_x"), ("transB", "transpose_b", "adj_y"))
+        )
+        yield dims[0][-2 if first else -1], dims[1][-1 if second or len(dims[1]) == 1 else -2]
+    elif node.op == "Conv":
+        channels = dims[1][1]
+        yield dims[0][1], None if channels is None else channels * attrs.get("group", 1)
+    elif node.op == "Concat" and "axis" in attrs:
+        for other in dims[1:]:
+            pairs = enumerate(zip(dims[0], other, strict=False))
+            yield from (pair for axis, pair in pairs if axis != attrs["axis"] % len(other))
+    elif node.op == "Reshape" and output and None not in (*dims[0], *output):
+        yield prod(size or 0 for size in dims[0]), prod(size or 0 for size in output)
+    for slot, axis, other_slot, other_axis in _SAME_SIZES.get(node.op, ()):
+        if other_slot < len(dims) and dims[slot] and dims[other_slot]:
+            yield dims[slot][axis], dims[other_slot][other_axis]

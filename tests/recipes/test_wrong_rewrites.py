@@ -1,0 +1,99 @@
+"""Verification finds wrong rewrites, also where the last op of a network hides them, and accepts correct ones."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from wrong_rewrites import NETWORKS, REWRITES, networks
+
+import quantkit as qk
+from quantkit.errors import CheckError
+from quantkit.ir.graph import Graph
+from quantkit.recipes.named import RECIPES
+from quantkit.recipes.verify import Verifier, make_verifier
+
+SHARED = Path(__file__).parents[3] / "shared" / "onnx_models"
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Claim of a transform that keeps the outputs."""
+
+    name: str
+    is_exact: bool = True
+
+
+@cache
+def verifier(name: str) -> tuple[Graph, Verifier]:
+    graph = networks()[name]
+    return graph, make_verifier(qk.load(graph), graph, runtime="reference")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kind", REWRITES)
+def test_wrong_rewrites_are_found(kind: str, name: str) -> None:
+    graph, check = verifier(name)
+    wrong = list(REWRITES[kind](graph))
+    for index, after in enumerate(wrong):
+        with pytest.raises(CheckError, match=rf"{kind} (changes|adds NaN)"):
+            pytest.fail(f"{index}: {check(graph, after, Exact(kind))}")
+    if not wrong:
+        pytest.skip("the network has no such node")
+
+
+def test_every_kind_of_rewrite_occurs() -> None:
+    graphs = networks().values()
+    assert len(REWRITES) >= 20
+    counts = {kind: sum(len(list(function(graph))) for graph in graphs) for kind, function in REWRITES.items()}
+    assert all(counts.values())
+    assert sum(counts.values()) >= 60
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("recipe", ["inference", "deploy"])
+def test_recipes_keep_the_outputs(recipe: str, name: str) -> None:
+    messages: list[str] = []
+    model = qk.transform(networks()[name], recipe, runtime="reference", verify=True, on_message=messages.append)
+    assert model.trace is not None
+    assert all(record.check or record.skips for record in model.trace.records)
+    assert not messages
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_keep_the_outputs_of_the_bundled_network(recipe: str) -> None:
+    model = qk.transform("digits", recipe, runtime="reference", verify=True)
+    assert model.trace is not None
+    assert any(record.check.startswith("softmax: ") for record in model.trace.records)
+
+
+@pytest.mark.engine
+@pytest.mark.models
+@pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/onnx_models")
+@pytest.mark.parametrize("path", sorted(SHARED.glob("*.onnx")), ids=lambda path: path.stem)
+def test_recipe_keeps_the_outputs_of_trained_networks(path: Path) -> None:
+    messages: list[str] = []
+    model = qk.transform(path, "inference", verify=True, on_message=messages.append)
+    assert model.trace is not None
+    assert not messages
+
+
+@pytest.mark.engine
+@pytest.mark.models
+@pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/onnx_models")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("dtln_2", "swapped_channels"),
+        ("pplcnet_orientation", "lost_epsilon"),
+        ("gtcrn_stream", "transposed_weights"),
+        ("vittrack", "wrong_axis"),
+        ("xfeat", "lost_epsilon"),
+        ("yunet_n_320", "lost_bias_of_a_channel"),
+    ],
+)
+def test_wrong_rewrites_of_trained_networks_are_found(name: str, kind: str) -> None:
+    model = qk.load(SHARED / f"{name}.onnx")
+    check, wrong = make_verifier(model, model.graph), next(REWRITES[kind](model.graph))
+    with pytest.raises(CheckError, match=rf"{kind} (changes|adds NaN)"):
+        check(model.graph, wrong, Exact(kind))
