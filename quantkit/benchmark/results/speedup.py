@@ -141,7 +141,7 @@ class Speedup:
     @property
     def _is_limited_by_state(self) -> bool:
         """True if the change of the machine between two benchmarks is the larger part of the interval."""
-        return self.state**2 > self.high / self.low
+        return bool(self.state**2 > self.high / self.low)
 
     @property
     def smallest_difference(self) -> float:
