@@ -23,7 +23,7 @@ def install_command(*extras: str) -> str:
 
 
 def find_other_distributions() -> tuple[str, ...]:
-    """Return the other installed distributions with a package ``quantkit``, which share its folder."""
+    """Return the other installed distributions with a package ``quantkit``, in the same folder."""
     from importlib.metadata import packages_distributions
 
     return tuple(sorted(set(packages_distributions().get("quantkit", ())) - {NAME}))

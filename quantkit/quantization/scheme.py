@@ -58,7 +58,7 @@ class Scheme:
         equalize: move scales between neighbouring layers before quantizing, where that is exact.
         weights_only: quantize the weights alone; all arithmetic is in float.
         saturation: weights for processors without VNNI, where kernels add pairs of u8 x s8 products in int16:
-            ``pair_safe`` limits the sums of pairs, ``reduce_range`` uses 7 bits, ``ignore`` uses all 8 bits.
+            ``pair_safe`` limits the sums of pairs, ``reduce_range`` uses 7 bits, ``ignore`` uses 8 bits and no limit.
     """
 
     target: str = "onnx"

@@ -93,8 +93,8 @@ def test_functions_call_functions() -> None:
     check(data, *["Conv", "Relu"] * 4)
 
 
-@pytest.mark.parametrize("given", [{}, {"alpha": 0.5}, {"slope": 0.25}, {"alpha": 0.5, "slope": 0.25}])
-def test_attributes_have_the_value_of_the_call_or_the_default(given: dict[str, float]) -> None:
+@pytest.mark.parametrize("call", [{}, {"alpha": 0.5}, {"slope": 0.25}, {"alpha": 0.5, "slope": 0.25}])
+def test_attributes_have_the_value_of_the_call_or_the_default(call: dict[str, float]) -> None:
     nodes = [
         with_attribute(node("LeakyRelu", "a", "h"), reference("alpha", "float", to="slope")),
         with_attribute(node("Elu", "h", "o"), reference("alpha", "float", to="alpha")),
@@ -109,9 +109,9 @@ def test_attributes_have_the_value_of_the_call_or_the_default(given: dict[str, f
         [with_attribute(with_attribute(node("act", "a", "o"), reference("slope", "float", to="slope")), ALPHA)],
         attributes=["slope", "alpha"],
     )
-    graph = check(model([node("outer", "x", "y", **given)], [body, nested]), "LeakyRelu", "Elu")
-    assert graph["y/h"].attrs.get("alpha") == given.get("slope")
-    assert graph["y"].attrs["alpha"] == given.get("alpha", 2.0)
+    graph = check(model([node("outer", "x", "y", **call)], [body, nested]), "LeakyRelu", "Elu")
+    assert graph["y/h"].attrs.get("alpha") == call.get("slope")
+    assert graph["y"].attrs["alpha"] == call.get("alpha", 2.0)
 
 
 ALPHA = reference("alpha", "float", to="alpha")

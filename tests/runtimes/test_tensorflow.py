@@ -181,12 +181,12 @@ def test_bytes_of_a_broken_message_are_an_error_of_the_graph() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN is for x86 processors")
-@pytest.mark.parametrize(("given", "expected"), [({}, "1"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")])
-def test_onednn_is_enabled_unless_the_user_disables_it(given: dict[str, str], expected: str) -> None:
+@pytest.mark.parametrize(("variables", "expected"), [({}, "1"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")])
+def test_onednn_is_enabled_unless_the_user_disables_it(variables: dict[str, str], expected: str) -> None:
     program = (
         "import os; from quantkit.runtimes import tensorflow_library; tensorflow_library.import_tensorflow(); "
         "print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"} | given
+    environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"} | variables
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert result.stdout == f"{expected}\n"

@@ -54,12 +54,14 @@ class Translation:
 
     Attributes:
         graph: graph of dialect ``onnx``; names and layouts of inputs and outputs are those of the TensorFlow graph.
-        edges: ONNX edges with the values of each TensorFlow edge, one for each layout.
+        edges: ONNX edge by TensorFlow edge; the NCHW edge if both layouts exist.
+        layouts: ONNX edges with the values of each TensorFlow edge, one for each layout.
         nodes: names of the ONNX nodes that compute each TensorFlow node.
     """
 
     graph: Graph
-    edges: Mapping[Edge, tuple[Edge, ...]]
+    edges: Mapping[Edge, Edge]
+    layouts: Mapping[Edge, tuple[Edge, ...]]
     nodes: Mapping[str, tuple[str, ...]]
 
 
@@ -136,10 +138,11 @@ class Translator:
             dialect=onnx.DIALECT,
             extra=onnx.header(infos),
         )
-        edges: dict[Edge, tuple[Edge, ...]] = {}
+        layouts: dict[Edge, tuple[Edge, ...]] = {}
         for (edge, _), value in self.values.items():
-            edges[edge] = (*edges.get(edge, ()), value)
-        return Translation(converted, edges, self.added)
+            layouts[edge] = (*layouts.get(edge, ()), value)
+        edges = {edge: self.values.get((edge, NCHW), values[0]) for edge, values in layouts.items()}
+        return Translation(converted, edges, layouts, self.added)
 
     def _convert(self, node: Node) -> None:
         """Convert a node, or add the reasons why that is not possible to `failures`."""

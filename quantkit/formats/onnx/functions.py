@@ -133,8 +133,8 @@ class Functions:
             node.attribute.extend(bound)
         for graph in _subgraphs(node):
             sparse = [each.values for each in graph.sparse_initializer]
-            for named in (*graph.input, *graph.initializer, *sparse, *graph.value_info, *graph.output):
-                named.name = self._rename(named.name, values, prefix)
+            for value in (*graph.input, *graph.initializer, *sparse, *graph.value_info, *graph.output):
+                value.name = self._rename(value.name, values, prefix)
             for inner in graph.node:
                 self._bind(inner, values, attributes, prefix)
 
@@ -174,7 +174,7 @@ def _subgraphs(node: Any) -> Iterator[Any]:
 
 def _names_of(graph: Any) -> Iterator[str]:
     """Yield the names of all values that a graph has, those of its subgraphs included."""
-    yield from (named.name for named in (*graph.input, *graph.initializer))
+    yield from (value.name for value in (*graph.input, *graph.initializer))
     for node in graph.node:
         yield from node.output
         for inner in _subgraphs(node):

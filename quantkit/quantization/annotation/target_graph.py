@@ -46,7 +46,7 @@ class TargetGraph(NamedTuple):
             return cls(as_tensorflow(graph), scheme)
         translation = tensorflow_to_onnx.translate(graph)
         names = tuple(name for each in scheme.keep_float for name in _convert_name(each, graph, translation))
-        return cls(translation.graph, scheme.with_(keep_float=tuple(dict.fromkeys(names))), translation.edges)
+        return cls(translation.graph, scheme.with_(keep_float=tuple(dict.fromkeys(names))), translation.layouts)
 
 
 def in_target_dialect(graph: Graph, target: str) -> Graph:
@@ -69,8 +69,8 @@ def _convert_name(name: str, graph: Graph, translation: Translation) -> Collecti
 
 def _converted_nodes(node: Node, translation: Translation) -> Iterator[str]:
     """Yield the ONNX nodes that compute a TensorFlow node; a layer also computes the bias after it."""
-    inputs = {value.node for edge in node.inputs for value in translation.edges.get(edge, ())}
-    computed = translation.nodes.get(node.name) or [edge.node for edge in translation.edges.get(Edge(node.name), ())]
+    inputs = {value.node for edge in node.inputs for value in translation.layouts.get(edge, ())}
+    computed = translation.nodes.get(node.name) or [edge.node for edge in translation.layouts.get(Edge(node.name), ())]
     for name in computed:
         if name in translation.graph and name not in inputs and not translation.graph[name].is_constant:
             yield name

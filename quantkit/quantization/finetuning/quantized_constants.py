@@ -182,18 +182,18 @@ def _find_pair_sums(tf: Any, values: Any, spec: Spec, rest: Sequence[int] | None
     """Return the largest sum of the weights of one sign in a pair, see `pair_sums`, in the shape of the scale."""
     order = [*(axis for axis in range(values.shape.rank) if axis not in spec.pair_axes), *spec.pair_axes]
     sizes = [values.shape[axis] for axis in order]
-    kept = len(order) - len(spec.pair_axes)
-    rows = tf.reshape(tf.transpose(values, order), [*sizes[:kept], -1, sizes[-1]])
-    flat = tf.reshape(rows, [*sizes[:kept], -1])
+    rank = len(order) - len(spec.pair_axes)
+    rows = tf.reshape(tf.transpose(values, order), [*sizes[:rank], -1, sizes[-1]])
+    flat = tf.reshape(rows, [*sizes[:rank], -1])
     kinds = [flat] if sizes[-1] % 2 == 0 else [flat, rows]
-    largest = tf.zeros(sizes[:kept])
+    largest = tf.zeros(sizes[:rank])
     for kind in kinds:
         even = kind[..., : kind.shape[-1] // 2 * 2]
-        pairs = tf.reshape(even, [*sizes[:kept], -1, 2])
+        pairs = tf.reshape(even, [*sizes[:rank], -1, 2])
         for signed in (pairs, -pairs):
             sums = tf.reduce_sum(tf.maximum(signed, 0.0), -1)
             largest = tf.maximum(largest, tf.reduce_max(sums, -1) if sums.shape[-1] else 0.0)
-    largest = tf.transpose(tf.reshape(largest, [*sizes[:kept], *[1] * len(spec.pair_axes)]), np.argsort(order))
+    largest = tf.transpose(tf.reshape(largest, [*sizes[:rank], *[1] * len(spec.pair_axes)]), np.argsort(order))
     return tf.reduce_max(largest, rest, keepdims=True)
 
 

@@ -13,13 +13,15 @@ from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
 from quantkit.transforms.onnx._facts import constant_value, has_input, integers, producer, reason_to_keep
 
+# Op types with a padding of their own.
+WINDOW_OPS = ("Conv", "AveragePool", "MaxPool")
 # Op types whose outputs are never negative.
 NEVER_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp"})
 
 
 def fold_pads(graph: Graph) -> Outcome:
     """Fold Pad into the convolutions and pools after it."""
-    return apply_rules(graph, Rule(op("Conv|AveragePool|MaxPool"), _fold_pad, ("root",)))
+    return apply_rules(graph, Rule(op("|".join(WINDOW_OPS)), _fold_pad, ("root",)))
 
 
 def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
@@ -27,8 +29,7 @@ def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
     pad = producer(graph, (transpose or root).inputs[0], "Pad") if root.inputs else None
     if pad is None or root.name in graph.input_names:
         return None
-    # Each consumer of a Pad pads by itself.
-    reason = _value_reason(graph, pad, root)
+    reason = _sharing_reason(graph, pad, transpose or root) or _value_reason(graph, pad, root)
     if transpose is not None:
         reason = reason or reason_to_keep(graph, transpose, root)
     widths = integers(graph, pad, "pads", 1)
@@ -60,16 +61,21 @@ def _fold_pad(graph: Graph, root: Node) -> list[Node] | Skip | None:
     return [moved, root.with_(inputs=(Edge(moved.name), *root.inputs[1:]), attrs=attrs)]
 
 
+def _sharing_reason(graph: Graph, pad: Node, consumer: Node) -> str:
+    """Return a clause with another use of a Pad than by windows, which pad automatically; empty without such a use."""
+    are_windows = all(use.slot == 0 and use.node.op in WINDOW_OPS for use in graph.node_uses[pad.name])
+    return "" if are_windows and pad.name not in graph.endpoint_names else reason_to_keep(graph, pad, consumer)
+
+
 def _value_reason(graph: Graph, pad: Node, root: Node) -> str:
     """Return a clause if a Pad does not add the values that the padding of a node stands for; empty if it does."""
     value: Any = pad.attrs.get("value", 0)
     if has_input(pad, 2):
         constant = constant_value(graph, pad, 2)
         value = None if constant is None else constant.reshape(-1)[0]
-    if pad.attrs.get("mode", b"constant") != b"constant" or value is None:
-        return f"{pad.name} does not pad with a constant"
+    is_constant = pad.attrs.get("mode", b"constant") == b"constant" and value is not None
     if root.op == "MaxPool":
-        is_lowest = value <= np.finfo(np.float32).min
-        is_neutral = is_lowest or (value == 0 and graph[pad.inputs[0].node].op in NEVER_NEGATIVE)
-        return "" if is_neutral else f"{pad.name} pads with {value:g}, which can be a maximum"
-    return "" if value == 0 else f"{pad.name} does not pad with a constant zero"
+        is_lowest = is_constant and value <= np.finfo(np.float32).min
+        is_lowest |= is_constant and value == 0 and graph[pad.inputs[0].node].op in NEVER_NEGATIVE
+        return "" if is_lowest else f"{pad.name} does not pad with values that are never a maximum"
+    return "" if is_constant and value == 0 else f"{pad.name} does not pad with a constant zero"

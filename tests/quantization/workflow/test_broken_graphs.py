@@ -91,10 +91,10 @@ def test_outlier_channel_is_found_and_accuracy_restored(
     """One layer multiplies a channel by 1000, the next one divides it: the float outputs stay the same."""
     source, output = tmp_path / "float.pb", tmp_path / "q.onnx"
     save(edit_layers(digits, {FIRST: enlarge_channel, f"{FIRST}+": enlarge_channel, SECOND: reduce_channel}), source)
-    code, report, _ = run(quantize(source, output), capsys)
+    code, report, log = run(quantize(source, output), capsys)
     assert code == 0
-    assert report["quality"]["agreement"]["value"] > 0.9, "the layers that lose channels are float"
-    assert {row["name"] for row in report["float_fallbacks"]} & {"conv/batchnorm", "conv_1/batchnorm"}
+    assert report["quality"]["agreement"]["value"] > 0.9
+    assert f"tensors move into weights, for example of {FIRST}, whose channel 2 is the largest" in log
     # A stated scheme is kept.
     scheme = f"--scheme={write_scheme(tmp_path, 'onnx')}"
     code, report, _ = run(quantize(source, output, scheme), capsys)
