@@ -111,6 +111,16 @@ def write_trained_models(folder: Path) -> None:
         subprocess.run([sys.executable, "-c", TRAINING], cwd=folder, check=True, capture_output=True)
 
 
+def write_exported_models(folder: Path) -> None:
+    """Create the models of the guides for users of PyTorch, and the arrays that a program of the guide writes."""
+    from exported_models import write_exports
+
+    if not (folder / "detector.onnx").exists():
+        write_exports(folder)
+        if (folder / "letterbox.py").exists():
+            subprocess.run([sys.executable, "letterbox.py"], cwd=folder, check=True, capture_output=True)
+
+
 def fetch_inception(folder: Path, standin: Path) -> None:
     """Put the stand-in of Inception v3 into the cache, and its graph and images into the folder."""
     if (folder / "images").exists():
@@ -169,6 +179,8 @@ def test_command_runs(
         fetch_inception(folder, request.getfixturevalue("standin"))
     if re.search(r"model\.keras|training/", command):
         write_trained_models(folder)
+    if name in ("pytorch.md", "detectors.md"):
+        write_exported_models(folder)
     process = run(command, folder)
     assert process.returncode == 0, process.stderr
     assert process.stdout
@@ -184,13 +196,20 @@ def lines_without_digits(text: str) -> list[str]:
 @pytest.mark.engine
 @pytest.mark.parametrize(("name", "program"), PROGRAMS)
 def test_program_runs(name: str, program: str, folders: dict[str, Path]) -> None:
-    for module in ("onnxruntime", "tensorflow"):
+    for module in ("onnxruntime", "openvino", "tensorflow"):
         pytest.importorskip(module, reason=f"pip install {module}")
     process = subprocess.run(
         [sys.executable, "-c", program], cwd=folders[name], capture_output=True, text=True, check=False
     )
     assert process.returncode == 0, process.stderr
-    assert (folders[name] / "digits.int8.onnx").exists()
+    assert list(folders[name].glob("*.int8.onnx"))
+
+
+def test_files_of_the_pages_are_python_programs() -> None:
+    files = {name: text for page in PAGES_HERE.values() for name, text in page.files.items() if name.endswith(".py")}
+    for name, text in files.items():
+        compile(text, name, "exec")
+    assert files.keys() >= {"export.py", "letterbox.py"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
