@@ -89,11 +89,14 @@ def render_page(benchmark: Benchmark | None, profile: Profile | None) -> str:
 def _benchmark_sections(benchmark: Benchmark, layers: Sequence[str]) -> Iterator[str]:
     contexts = [measurement.context for measurement in benchmark.measurements]
     yield f"<h1>{escape_text(_claim(benchmark))}</h1>"
-    if benchmark.rivals:
+    if benchmark.rivals and not _has_intervals(benchmark):
+        yield "<p>These are single medians, without intervals: small differences may be noise.</p>"
+    elif benchmark.rivals:
         names = ", ".join(_name(row.measurement) for row in benchmark.rivals if row.measurement)
         yield f"<p>Not shown to be slower: {escape_text(names)}.</p>"
     if contexts:
-        yield f'<p class="small">{escape_text(contexts[0].machine.sentence)}; {contexts[0].started[:16]} UTC</p>'
+        time = f"; {contexts[0].started[:16]} UTC" if contexts[0].started else ""
+        yield f'<p class="small">{escape_text(contexts[0].machine.sentence)}{time}</p>'
     marked = [index for index, row in enumerate(benchmark.ranked) if row is benchmark.fastest]
     tables = [html_table(titles, rows, right, marked) for titles, rows, right in benchmark.tables(benchmark.ranked)]
     chart = charts.draw_intervals(_bars(benchmark))
@@ -207,9 +210,12 @@ def _claim(benchmark: Benchmark) -> str:
     return f"{name}, {speedup.ratio:.2f}x as fast as {baseline} (95 % CI {interval})"
 
 
+def _has_intervals(benchmark: Benchmark) -> bool:
+    return any(len(measurement.seconds) > 1 for measurement in benchmark.measurements)
+
+
 def _latency_title(benchmark: Benchmark) -> str:
-    has_intervals = any(len(measurement.seconds) > 1 for measurement in benchmark.measurements)
-    return f"Latency of one call: median{' and 95 % interval' if has_intervals else ''}"
+    return f"Latency of one call: median{' and 95 % interval' if _has_intervals(benchmark) else ''}"
 
 
 def _runtime_key(benchmark: Benchmark) -> list[charts.ChartSeries]:

@@ -121,6 +121,15 @@ def test_notes_are_after_the_charts() -> None:
     assert page.index("Slowest layers") < page.index("Latency relative to its median")
 
 
+def test_single_medians_are_not_tested_for_differences() -> None:
+    rows = [
+        BenchmarkRow(name, "openvino", make_measurement([value], model=name)) for name, value in (("a", 1), ("b", 9))
+    ]
+    page = render_page(Benchmark(tuple(rows)), None)
+    assert "Not shown to be slower" not in page
+    assert "single medians, without intervals" in page
+
+
 def test_commands_repeat_the_measurements() -> None:
     contexts = [measurement.context for measurement in make_benchmark().measurements]
     contexts[0] = replace(contexts[0], intra_op=1, cpus=(0, 1), seed=3, environment={"KMP_BLOCKTIME": "1"})
