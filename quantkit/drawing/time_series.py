@@ -9,6 +9,7 @@ from quantkit.drawing.html_page import NUM_SERIES
 from quantkit.drawing.svg import escape_text
 
 HEIGHT, TOP, BOTTOM = 160, 8, 22
+BAR_HEIGHT = 28
 # Left end and width of the plot in percent: it grows with the page, and the texts keep their size.
 LEFT, WIDTH = 13, 85
 # Coordinates of the plot from left to right.
@@ -26,6 +27,7 @@ class TimeSeries:
         seconds: time of each value.
         lines: values of each quantity by name; None for a gap.
         maximum: top of the value axis; None if it fits the values.
+        start: end of a shaded part at the beginning.
     """
 
     title: str
@@ -33,6 +35,7 @@ class TimeSeries:
     seconds: Sequence[float]
     lines: Mapping[str, Sequence[float | None]]
     maximum: float | None = None
+    start: float = 0.0
 
     @property
     def top(self) -> float:
@@ -40,14 +43,19 @@ class TimeSeries:
         values = [value for line in self.lines.values() for value in line if value is not None]
         return self.maximum or round_up(max(values, default=0.0))
 
-    def html(self) -> str:
-        """Return a figure with its title, legend and SVG."""
+    def html(self, note: str = "") -> str:
+        """Return a figure with its title, legend and SVG.
+
+        Args:
+            note: text below an emphasized figure; empty for a figure without emphasis.
+        """
         legend = "".join(
             f'<span class="series-{index % NUM_SERIES}"><i></i>{escape_text(name)}</span>'
             for index, name in enumerate(self.lines)
         )
         title = f"{escape_text(self.title)} [{escape_text(self.measure)}]"
-        return f"<figure><figcaption><b>{title}</b> {legend}</figcaption>{self.svg()}</figure>"
+        mark, text = (' class="marked"', f'<p class="small">{escape_text(note)}</p>') if note else ("", "")
+        return f"<figure{mark}><figcaption><b>{title}</b> {legend}</figcaption>{self.svg()}{text}</figure>"
 
     def svg(self) -> str:
         """Return the SVG element."""
@@ -64,6 +72,9 @@ class TimeSeries:
         return "\n".join([*parts, "</svg></svg>"])
 
     def _axes(self) -> Iterator[str]:
+        if self.start > 0:
+            width = WIDTH * self._x(self.start) / PLOT_WIDTH
+            yield f'<rect class="start" x="{LEFT}%" y="{TOP}" width="{width:.1f}%" height="{HEIGHT - TOP - BOTTOM}"/>'
         for fraction in (0.0, 0.5, 1.0):
             y = self._y(fraction * self.top)
             text = _format(fraction * self.top)
@@ -89,6 +100,29 @@ class TimeSeries:
 
     def _y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * min(value / self.top, 1.0)
+
+
+def fraction_bar(title: str, fractions: Mapping[str, float], note: str) -> str:
+    """Return an emphasized figure with one bar that is divided into fractions of a whole.
+
+    Args:
+        title: name of the figure.
+        fractions: fractions by name; those below half a percent are not drawn.
+        note: text below the bar.
+    """
+    drawn = {name: fraction for name, fraction in fractions.items() if fraction >= 0.005}
+    legend, parts, start = [], [], 0.0
+    for index, (name, fraction) in enumerate(drawn.items()):
+        kind, text = f"series-{index % NUM_SERIES}", f"{escape_text(name)} {fraction:.0%}"
+        legend.append(f'<span class="{kind}"><i></i>{text}</span>')
+        size = f'x="{100 * start:.2f}%" width="{100 * fraction:.2f}%" height="{BAR_HEIGHT}"'
+        parts.append(f'<rect class="fill {kind}" {size}><title>{text}</title></rect>')
+        start += fraction
+    bar = (
+        f'<svg class="chart" height="{BAR_HEIGHT}" role="img" aria-label="{escape_text(title)}">{"".join(parts)}</svg>'
+    )
+    caption = f"<figcaption><b>{escape_text(title)}</b> {''.join(legend)}</figcaption>"
+    return f'<figure class="marked">{caption}{bar}<p class="small">{escape_text(note)}</p></figure>'
 
 
 def _format(value: float) -> str:

@@ -1,20 +1,39 @@
 """Result of monitoring a job: verdict, evidence, time series; as text, JSON and HTML."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark.host.machine import Machine
-from quantkit.drawing import TimeSeries, escape_text, html_body, html_list, html_page, html_section, html_table
+from quantkit.drawing import (
+    TimeSeries,
+    escape_text,
+    fraction_bar,
+    html_body,
+    html_list,
+    html_page,
+    html_section,
+    html_table,
+)
 from quantkit.formats.files import write_whole
 from quantkit.monitor.bandwidth import MemoryProbe
+from quantkit.monitor.calls import MIXED
 from quantkit.monitor.facts import JobFacts
 from quantkit.monitor.prove import Proof
 from quantkit.monitor.sample import JobSample
 from quantkit.monitor.series import Metric, Series, make_series
-from quantkit.monitor.verdict import Verdict, describe_evidence, describe_gap, describe_gpu
+from quantkit.monitor.verdict import (
+    HIGHLY_INPUT_BOUND,
+    INPUT_BOUND,
+    Verdict,
+    decisive_metric,
+    describe_evidence,
+    describe_gap,
+    describe_gpu,
+)
 
 # Rows of the table of threads.
 MAX_THREADS = 8
@@ -179,29 +198,65 @@ class Monitoring:
 
     def _parts(self) -> list[str]:
         """Return the HTML elements of the report."""
-        command = " ".join(self.command) or f"process {self.pid}"
-        charts = [_chart(metric, self.series.seconds) for metric in self.series.metrics]
+        verdict, metrics = self.verdict, self.series.metrics
+        end = self.series.seconds[-1] if self.series.seconds else 0.0
+        charts = {metric.title: _chart(metric, self.series.seconds, end - self.facts.seconds) for metric in metrics}
+        decisive = self._fractions()
+        if not decisive and (chart := charts.pop(decisive_metric(verdict), None)):
+            decisive = chart.html("The shaded part is the start of the job, which is not judged.")
+        cores = [charts.pop(title) for title in [*charts] if title.startswith("core ")]
+        others = [chart for chart in charts.values() if chart]
         threads = [
             (thread.name, thread.pid, thread.tid, f"{thread.cpu:.2f}", f"{thread.queued:.2f}", f"{thread.locked:.0%}")
             for thread in self.facts.threads
         ]
         titles = ("thread", "process", "number", "cores", "queued", "locked")
-        lines = [*self.evidence, *(f"not available: {reason}" for reason in self.not_available)]
-        proof = str(self.proof).splitlines() if self.proof else []
-        return [
-            f"<h1>{escape_text(self.headline)}</h1>",
-            f'<p class="note">Next step: {escape_text(self.verdict.advice)}.</p>',
-            f"<p><code>{escape_text(command)}</code></p>",
+        proof = [*(str(self.proof).splitlines() if self.proof else []), *([str(self.memory)] if self.memory else [])]
+        parts = [
+            f"<p><code>{escape_text(' '.join(self.command) or f'process {self.pid}')}</code></p>",
+            f"<h1>{escape_text(f'{verdict.kind.capitalize()}: {verdict.cause}')}</h1>",
+            f'<p class="claim">{escape_text(_sentence(verdict.reason))}</p>',
+            f'<p class="faint">{escape_text(_sentence(f"{describe_gap(self.facts)}; {describe_gpu(self.facts)}"))}</p>',
+            f'<p class="note"><b>Next step:</b> {escape_text(_sentence(verdict.advice))}</p>',
+            *([html_section("Deciding measurement", decisive)] if decisive else []),
             *([html_section("Proof by intervention", html_list(proof))] if proof else []),
-            html_section("Evidence", html_list(lines)),
-            html_section("Time series", f'<div class="charts">{"".join(charts)}</div>'),
+            html_section("Evidence", html_list(self.evidence)),
+            html_section("Other measurements", _charts_html(others)),
+            html_section("Each core", _charts_html(cores), is_collapsed=True),
             html_section("Threads", html_table(titles, threads, numbers=range(1, len(titles)))),
-            *(f'<p class="small">{escape_text(line)}</p>' for line in self.summary),
+            *(
+                [html_section("Not available", html_list(self.not_available), is_collapsed=True)]
+                if self.not_available
+                else []
+            ),
         ]
+        return [*parts, *(f'<p class="small">{escape_text(line)}</p>' for line in self.summary)]
+
+    def _fractions(self) -> str:
+        """Return the division of the time that shows slow input; empty for other verdicts and other evidence."""
+        steps, calls = self.facts.steps, self.facts.calls
+        if self.verdict.kind != INPUT_BOUND:
+            return ""
+        if steps is not None and steps.gap_fraction is not None:
+            gap = min(steps.gap_fraction, 1.0)
+            parts = {"gap before the step": gap, "rest of the step": 1 - gap}
+            return fraction_bar("time of a step", parts, f"Mean of {steps.count} steps.")
+        if calls is None or calls.input < HIGHLY_INPUT_BOUND:
+            return ""
+        parts = {"input": calls.input, MIXED: calls.mixed, "compute": calls.compute, "waiting": calls.waiting}
+        return fraction_bar("time by purpose of the calls", parts, f"{calls.samples} samples of the running functions.")
 
 
-def _chart(metric: Metric, seconds: tuple[float, ...]) -> str:
-    """Return the chart of a metric; empty without values."""
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _charts_html(charts: Iterable[TimeSeries | None]) -> str:
+    return f'<div class="charts">{"".join(chart.html() for chart in charts if chart)}</div>'
+
+
+def _chart(metric: Metric, seconds: tuple[float, ...], start: float) -> TimeSeries | None:
+    """Return the chart of a metric with its start shaded; None without values."""
     lines = {name: values for name, values in metric.values.items() if any(value is not None for value in values)}
     maximum = 100.0 if metric.measure == "%" else None
-    return TimeSeries(metric.title, metric.measure, seconds, lines, maximum).html() if lines else ""
+    return TimeSeries(metric.title, metric.measure, seconds, lines, maximum, start) if lines else None

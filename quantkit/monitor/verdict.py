@@ -421,6 +421,25 @@ def _check_run_queue(facts: JobFacts) -> Verdict | None:
     )
 
 
+# Titles of the time series that show a cause, by cause; those of all other causes are the run states of the job.
+_METRICS = {
+    **dict.fromkeys(("slow disk", "disk writes"), "disk"),
+    "slow network input": "network of the host",
+    **dict.fromkeys(("one thread", "all cores", "oversubscription", "CPU quota", "memory bandwidth"), "CPU of the job"),
+    **dict.fromkeys(("one-thread input", "no prefetch", "input pipeline"), "CPU of the job"),
+    "other processes": "CPU, all cores",
+    "swapping": "memory",
+    "page faults": "page faults of the job",
+    **dict.fromkeys(("GPU", "GPU memory bandwidth", "small GPU kernels", "host code"), "GPU 0"),
+    "host-to-device transfer": "GPU 0, PCIe",
+}
+
+
+def decisive_metric(verdict: Verdict) -> str:
+    """Return the title of the time series that shows the cause of a verdict."""
+    return _METRICS.get(verdict.cause, "run states of the job")
+
+
 _Rule = Callable[[JobFacts], Verdict | None]
 _HOST_RULES: tuple[_Rule, ...] = (
     _check_gap,

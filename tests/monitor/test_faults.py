@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from monitored_jobs import FUTEX, PID, RUN, TICK, ScriptedJob, ScriptedThread, run_job
 
+from quantkit.benchmark.host.machine import this_machine
 from quantkit.monitor.bandwidth import Copies, MemoryProbe, probe_memory
 from quantkit.monitor.facts import JobFacts
 from quantkit.monitor.prove import Proof
-from quantkit.monitor.verdict import KINDS, describe_evidence, find_bottleneck
+from quantkit.monitor.report import Monitoring
+from quantkit.monitor.verdict import KINDS, decisive_metric, describe_evidence, find_bottleneck
 
 NAP = ("S", "hrtimer_nanosleep")
 READ = ("D", "folio_wait_bit_common")
@@ -238,6 +240,38 @@ def test_a_busy_fit_names_the_experiment(rates: dict[str, float], tmp_path: Path
     assert "input or compute 100% (Keras fit)" in "\n".join(describe_evidence(facts))
     proof = Proof(seconds=1.0, repeated_seconds=0.4, drained_seconds=0.7, steps=10)
     assert find_bottleneck(facts, proof).kind == "input-bound"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "one thread decodes",
+            "fit that waits for its input",
+            "idle GPU with slow input",
+            "transfer to the GPU",
+            "busy GPU",
+        ),
+        *("one thread", "other processes", "swapping", "memory bandwidth", "sleep", "disk writes"),
+    ],
+)
+def test_page_marks_the_measurement_that_decides(name: str, tmp_path: Path) -> None:
+    facts, recorder = run_job(FAULTS[name], tmp_path)
+    samples = tuple(recorder.samples)
+    verdict = find_bottleneck(facts)
+    result = Monitoring(verdict, facts, samples, 9.0, ("job",), PID, 0, False, 0.0, this_machine())
+    page = result.html()
+    assert page.count('<figure class="marked">') == 1
+    marked = page.partition('<figure class="marked">')[2].partition("</figure>")[0]
+    title = marked.partition("<b>")[2].partition("</b>")[0].partition(" [")[0]
+    if "of each step is the gap before it" in verdict.reason:
+        assert title == "time of a step"
+    elif "of the time is spent on input" in verdict.reason:
+        assert title == "time by purpose of the calls"
+    else:
+        assert title == decisive_metric(verdict)
+    assert f"<h1>{verdict.kind.capitalize()}: {verdict.cause}</h1>" in page
+    assert page.count(f"<b>{title} [") + page.count(f"<b>{title}<") == 1
 
 
 def test_all_verdicts_are_covered() -> None:
