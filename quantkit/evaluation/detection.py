@@ -72,7 +72,8 @@ def _find_form(outputs: Outputs) -> Callable[[Outputs], Iterator[Detections]]:
     shapes = ", ".join(f"{name} {array.shape}" for name, array in outputs.items())
     raise UsageError(
         f"the outputs {shapes} are not boxes (n, boxes, 4) and scores (n, boxes, classes) or another known form",
-        hint="in Python, pass a function of two outputs as task",
+        hint="use --task regression for values of any shape, select boxes and scores with --outputs NAMES, "
+        "or in Python pass a function of two outputs as task",
     )
 
 

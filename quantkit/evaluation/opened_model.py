@@ -85,7 +85,8 @@ class OpenedModel:
                 raise UsageError(
                     f"output {result!r} of {self.name} has shape {shape} for {count} samples, not a score "
                     "for each class",
-                    hint="select another output with --output-layer, or compare all outputs with --task",
+                    hint="select another output with --output-layer, or compare all outputs: "
+                    "boxes with --task detection, other values with --task regression",
                 )
             rows.append(outputs.reshape(count, -1)[: len(part)].astype(np.float64))
             if rows[-1].shape[1] != rows[0].shape[1]:

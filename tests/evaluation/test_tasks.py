@@ -8,6 +8,7 @@ import pytest
 
 import quantkit as qk
 from quantkit.errors import CheckError, UsageError
+from quantkit.evaluation.detection import score_detection
 from quantkit.evaluation.output_sqnr import OutputSqnrCounter
 from quantkit.evaluation.tasks import TASKS, find_task
 from quantkit.ir.graph import Graph, Node, constant
@@ -212,3 +213,11 @@ def test_fine_tuning_is_judged_in_the_metric_of_the_task() -> None:
     assert sqnr.metric == "R2"
     assert sqnr.score > 0.9
     assert result.report.fine_tuning is not None
+
+
+def test_unknown_boxes_name_the_commands_that_work() -> None:
+    outputs = {"boxes": np.zeros((1, 8, 4), np.float32), "scores": np.zeros((1, 2, 8), np.float32)}
+    with pytest.raises(UsageError) as caught:
+        score_detection(outputs, outputs)
+    assert "--task regression" in str(caught.value.hint)
+    assert "--outputs NAMES" in str(caught.value.hint)

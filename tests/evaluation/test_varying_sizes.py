@@ -216,7 +216,7 @@ def test_the_command_line_takes_samples_of_different_lengths(
     assert main(["benchmark", str(path), "--data", source, "--runs", "2", "--processes", "1", "--warmup", "1"]) == 0
     capsys.readouterr()
     assert main(["evaluate", str(path), "--data", str(data["file"])]) == 2
-    assert "compare all outputs with --task" in capsys.readouterr().err
+    assert "boxes with --task detection, other values with --task regression" in capsys.readouterr().err
 
 
 def test_benchmark_takes_samples_in_memory(tmp_path: Path) -> None:
