@@ -14,7 +14,7 @@ import traceback
 import warnings
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, NoReturn
@@ -222,7 +222,12 @@ def _run(arguments: list[str]) -> int:
 
         args.plugin_transforms = [transform for file in plugins for transform in load_file(Path(file))]
     names = ("max_nodes", "max_constant_bytes")
-    with limits(**{name: getattr(args, name, None) for name in names}):
+    with ExitStack() as stack:
+        stack.enter_context(limits(**{name: getattr(args, name, None) for name in names}))
+        if libraries := getattr(args, "custom_op_library", None):
+            from quantkit.runtimes import custom_op_library
+
+            stack.enter_context(custom_op_library(*libraries))
         return int(command.run(args))
 
 

@@ -24,7 +24,7 @@ def options_of(function: Callable[..., Any], args: Namespace, *omitted: str) -> 
 
 
 def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], object] | None = None) -> None:
-    """Add the flags of every command that takes a MODEL: how it is loaded, and plugins.
+    """Add the flags of every command that takes a MODEL: how it is loaded, plugins and libraries of custom ops.
 
     Args:
         parser: parser of the command.
@@ -40,6 +40,12 @@ def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], obj
     add_offline(flags)
     add_limits(flags)
     add_plugin(flags)
+    flags.add_argument(
+        "--custom-op-library",
+        action="append",
+        metavar="FILE",
+        help="register this shared library of custom ops in ONNX Runtime; may be repeated",
+    )
 
 
 def add_endpoints(parser: _ActionsContainer, parse_endpoints: Callable[[str], object] | None = None) -> None:

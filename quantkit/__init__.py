@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from quantkit.quantization import Plan, Ranges, Scheme, calibrate
     from quantkit.quantization.workflow import QuantizationResult, quantize
     from quantkit.recipes import transform
+    from quantkit.runtimes.onnxruntime import custom_op_library
     from quantkit.runtimes.session import Session
     from quantkit.summary import summarize
 
@@ -58,6 +59,7 @@ _MODULES = {
     "calibrate": "quantkit.quantization",
     "classify": "quantkit.evaluation",
     "compare": "quantkit.evaluation",
+    "custom_op_library": "quantkit.runtimes.onnxruntime",
     "evaluate": "quantkit.evaluation",
     "limits": "quantkit.limits",
     "load": "quantkit.model",
@@ -92,6 +94,7 @@ __all__ = [
     "calibrate",
     "classify",
     "compare",
+    "custom_op_library",
     "evaluate",
     "limits",
     "load",

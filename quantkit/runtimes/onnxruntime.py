@@ -2,18 +2,20 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quantkit.arguments import expand_user, public, require_path
 from quantkit.cores import available_physical_cores, is_restricted
-from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
+from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError, UsageError
 from quantkit.formats import onnx
 from quantkit.formats.temporary import temporary_folder
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.runtimes.availability import Availability, find_package
@@ -24,6 +26,9 @@ from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionO
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _POOLS = ("intra_op", "inter_op")
+# Environment variable with the libraries of custom ops, one per line: child processes inherit it.
+_LIBRARIES = "QUANTKIT_CUSTOM_OP_LIBRARY"
+_UNKNOWN_OP = "is not a registered function/op"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 # Exceptions contain the text of all lower levels.
 _LOG_FATAL_ONLY = 4
@@ -41,6 +46,84 @@ _INT8_OPS = frozenset(
     }
 )
 _DTYPE_NAMES = {"float16": "half", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
+
+
+@contextmanager
+@public
+def custom_op_library(*files: str | os.PathLike[str]) -> Iterator[None]:
+    """Register libraries of custom ops in every ONNX Runtime session that is opened within a ``with`` block.
+
+    The libraries are those of ``onnxruntime.SessionOptions.register_custom_ops_library``. They run with the rights of
+    this process and of its worker processes. Other runtimes ignore them.
+
+    Args:
+        *files: shared libraries, added to those of an enclosing block.
+
+    Raises:
+        UsageError: there is no file, or a value is not a path.
+        InputError: a file is missing, or ONNX Runtime rejects it.
+    """
+    if not files:
+        raise UsageError("custom_op_library() has no file", hint="name the shared library with the custom ops")
+    for file in files:
+        require_path(custom_op_library=file)
+    paths = [expand_user(file).absolute() for file in files]
+    for path in paths:
+        if not path.is_file():
+            raise InputError(
+                f"the custom op library {path} does not exist, or is not a file",
+                hint="name the shared library with the custom ops",
+            )
+    before = os.environ.get(_LIBRARIES)
+    os.environ[_LIBRARIES] = "\n".join(dict.fromkeys([*_libraries(), *map(str, paths)]))
+    try:
+        if _available().ok:
+            _register_libraries(_module().SessionOptions())
+        yield
+    finally:
+        if before is None:
+            del os.environ[_LIBRARIES]
+        else:
+            os.environ[_LIBRARIES] = before
+
+
+def _libraries() -> list[str]:
+    return os.environ.get(_LIBRARIES, "").splitlines()
+
+
+def _register_libraries(config: Any) -> None:
+    """Register the libraries of `custom_op_library` in ``onnxruntime.SessionOptions``.
+
+    Raises:
+        InputError: ONNX Runtime rejects a library.
+    """
+    for library in _libraries():
+        try:
+            config.register_custom_ops_library(library)
+        except Exception as error:
+            raise InputError(
+                f"ONNX Runtime rejects the custom op library {library}: {_reason(error)[1]}",
+                hint="name a shared library that exports RegisterCustomOps and is built for this platform",
+            ) from error
+
+
+def _has_custom_op(op: str) -> bool:
+    """Return True if a library of `custom_op_library` has an op type, such as ``com.acme.Resample``."""
+    from quantkit.convert.to_onnx import to_onnx
+
+    if not _libraries() or not _available().ok:
+        return False
+    onnxruntime = _module()
+    # Without inputs, a registered op fails too, but with another error.
+    extra = onnx.header({}, domains={op.rpartition(".")[0]: 1})
+    graph = Graph.of([Node("op", op)], [], ["op"], dialect=onnx.DIALECT, extra=extra)
+    try:
+        onnxruntime.InferenceSession(to_onnx(graph), _session_options(onnxruntime, SessionOptions()), providers=[CPU])
+    except InputError:
+        raise
+    except Exception as error:
+        return _UNKNOWN_OP not in str(error)
+    return True
 
 
 def _available() -> Availability:
@@ -165,6 +248,7 @@ def _session_options(onnxruntime: Any, options: SessionOptions) -> Any:
             config.add_session_config_entry(f"session.{pool}.allow_spinning", str(int(options.spinning)))
     if options.log_placement:
         config.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    _register_libraries(config)
     return config
 
 
@@ -180,6 +264,7 @@ def _native_options(options: SessionOptions) -> str:
     if options.spinning is not None:
         value = int(options.spinning)
         lines += [f'options.add_session_config_entry("session.{pool}.allow_spinning", "{value}")' for pool in _POOLS]
+    lines += [f"options.register_custom_ops_library({library!r})" for library in _libraries()]
     return "\n".join([*lines, f'session = onnxruntime.InferenceSession("model.onnx", options, providers=["{CPU}"])'])
 
 
@@ -262,7 +347,13 @@ def _translate_error(error: Exception, model: str) -> QuantkitError:
         return UnavailableError(
             f"ONNX Runtime cannot run {model} in bfloat16: {reason}", hint="use --runtime openvino or tensorflow"
         )
-    if code == "NOT_IMPLEMENTED" or "No Op registered" in reason or "is not a registered function/op" in reason:
+    if _UNKNOWN_OP in reason:
+        return UnavailableError(
+            f"ONNX Runtime cannot run {model}: {reason}",
+            hint="--custom-op-library FILE registers a library with its kernel (quantkit.custom_op_library in Python); "
+            "another --runtime may have one: quantkit doctor lists the installed ones",
+        )
+    if code == "NOT_IMPLEMENTED" or "No Op registered" in reason:
         return UnavailableError(
             f"ONNX Runtime cannot run {model}: {reason}",
             hint="another --runtime may have a kernel: quantkit doctor lists the installed ones",
@@ -302,6 +393,7 @@ RUNTIME = Runtime(
     tunables={"spinning": (False,)},
     native_options=_native_options,
     op_domains=("com.microsoft",),
+    has_custom_op=_has_custom_op,
     package="onnxruntime",
     priority=40,
 )

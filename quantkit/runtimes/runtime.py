@@ -47,6 +47,7 @@ class Runtime:
         fuses_float_ops: True if an int8 convolution and the float ops after it, such as SiLU, are one kernel.
         transposes_convolutions: True if the runtime has an int8 kernel of transposed convolutions.
         op_domains: operator sets of the runtime itself, next to those of ONNX.
+        has_custom_op: function that returns True if a library of the user adds an op type to the runtime.
         weight_copies: copies of the weights in memory while a model is loaded, for memory estimates.
         describe_build: function that returns facts about the build: versions, providers, devices.
         describe_telemetry: function that returns the state of the usage reports of the package in this process.
@@ -75,6 +76,7 @@ class Runtime:
     fuses_float_ops: bool = False
     transposes_convolutions: bool = False
     op_domains: tuple[str, ...] = ()
+    has_custom_op: Callable[[str], bool] = lambda op: False
     weight_copies: int = 4
     describe_build: Callable[[], tuple[str, ...]] = tuple
     describe_telemetry: Callable[[], str] = lambda: "unknown"
@@ -174,6 +176,7 @@ def check_runtime(runtime: Runtime) -> None:
             "decodes_images": boolean,
             "fuses_float_ops": boolean,
             "op_domains": ("a tuple of texts", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
+            "has_custom_op": function,
             "weight_copies": ("an integer", lambda value: isinstance(value, int)),
             "describe_build": function,
             "describe_telemetry": function,

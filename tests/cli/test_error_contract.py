@@ -70,10 +70,17 @@ def test_wrong_arguments(arguments: list[str], message: str, model: Path, capsys
     assert message in text
 
 
-@pytest.mark.parametrize("arguments", [["summarize", "~nouser/g.pb"], ["evaluate", "G", "--data", "~nouser/x.npz"]])
-def test_inputs_of_an_unknown_user_do_not_exist(
-    arguments: list[str], model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["summarize", "~nouser/g.pb"],
+        ["evaluate", "G", "--data", "~nouser/x.npz"],
+        ["benchmark", "G", "--custom-op-library", "~nouser/a.so"],
+        ["quantize", "G", "-o", "y.onnx", "--calibration", "x.npz", "--custom-op-library", "missing.so"],
+        ["run", "G", "--data", "x.npz", "-o", "y.npz", "--custom-op-library", "missing.so"],
+    ],
+)
+def test_missing_inputs_do_not_exist(arguments: list[str], model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = run(capsys, *(str(model) if argument == "G" else argument for argument in arguments))
     assert code == 3
     assert "does not exist" in text

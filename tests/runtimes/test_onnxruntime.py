@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantkit.errors import GraphError, InputError, UnavailableError
+import quantkit as qk
+from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
-from quantkit.runtimes.onnxruntime import CPU, CUDA, RUNTIME, _info, _providers, _translate_error
+from quantkit.runtimes.onnxruntime import CPU, CUDA, RUNTIME, _info, _native_options, _providers, _translate_error
 from quantkit.runtimes.session import SessionOptions
 
 pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
@@ -134,3 +135,72 @@ def test_opening_a_session_reports_no_usage(tmp_path: Path) -> None:
     assert done.stdout == "[0.0, 2.0]\n"
     assert not list(home.iterdir())
     assert not calls.exists() or "socket(" not in calls.read_text()
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the registration of libraries; return the registered ones."""
+    import onnxruntime
+
+    libraries: list[str] = []
+
+    class Options(onnxruntime.SessionOptions):  # type: ignore[misc]
+        def register_custom_ops_library(self, library: str) -> None:
+            libraries.append(library)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    return libraries
+
+
+def test_each_session_in_the_block_registers_the_libraries(registered: list[str], tmp_path: Path) -> None:
+    files = [tmp_path / "a:1.so", tmp_path / "b.so"]
+    for file in files:
+        file.touch()
+    before = dict(os.environ)
+    with qk.custom_op_library(files[0]), qk.custom_op_library(str(files[1]), files[0]):
+        registered.clear()
+        with RUNTIME.open(relu_graph()):
+            pass
+        assert registered == list(map(str, files))
+        code = "import os; print(os.environ['QUANTKIT_CUSTOM_OP_LIBRARY'])"
+        assert subprocess.check_output([sys.executable, "-c", code], text=True).split("\n")[:2] == registered
+        assert f"register_custom_ops_library({str(files[1])!r})" in _native_options(SessionOptions())
+    assert {**os.environ, "ORT_DISABLE_TELEMETRY": ""} == {**before, "ORT_DISABLE_TELEMETRY": ""}
+    registered.clear()
+    with RUNTIME.open(relu_graph()):
+        assert not registered
+
+
+def test_only_ops_of_a_library_are_custom_ops_of_the_runtime(registered: list[str], tmp_path: Path) -> None:
+    assert not RUNTIME.has_custom_op("com.microsoft.QGemm")  # no library: ONNX Runtime is not asked
+    (tmp_path / "a.so").touch()
+    with qk.custom_op_library(tmp_path / "a.so"):
+        assert RUNTIME.has_custom_op("com.microsoft.QGemm")
+        assert not RUNTIME.has_custom_op("com.acme.Acme")
+        assert not RUNTIME.has_custom_op("com.microsoft.Acme")
+
+
+def test_missing_and_rejected_libraries_are_input_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"missing\.so does not exist"), qk.custom_op_library("missing.so"):
+        pytest.fail("the block runs")
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"x")
+    with pytest.raises(InputError, match=r"rejects the custom op library .*broken\.so: "), qk.custom_op_library(broken):
+        pytest.fail("the block runs")
+    assert "QUANTKIT_CUSTOM_OP_LIBRARY" not in os.environ
+    monkeypatch.setenv("QUANTKIT_CUSTOM_OP_LIBRARY", str(broken))  # as in a worker process
+    with pytest.raises(InputError, match=r"broken\.so"):
+        RUNTIME.open(relu_graph())
+    with pytest.raises(InputError, match=r"broken\.so"):
+        RUNTIME.has_custom_op("com.acme.Acme")
+
+
+@pytest.mark.parametrize("files", [(), ("",), (["a.so"],), (None,)])
+def test_values_that_are_not_paths_of_libraries(files: tuple[object, ...]) -> None:
+    with pytest.raises(UsageError), qk.custom_op_library(*files):  # type: ignore[arg-type]
+        pytest.fail("the block runs")
+
+
+def relu_graph() -> Graph:
+    x = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 2))})
+    return Graph.of([x, Node("y", "Relu", (Edge("x"),))], ["x"], ["y"], dialect="onnx")

@@ -63,7 +63,7 @@ def calibrate_model(
         custom = ", ".join(f"{name} ({whole[name].op})" for name in find_custom_ops(whole)[:MAX_CUSTOM_OPS])
         options.on_message(
             f"no runtime has a kernel for {custom}: the part before it is calibrated and measured, all nodes after it "
-            "stay float"
+            "stay float; --custom-op-library FILE (quantkit.custom_op_library in Python) registers a library of kernels"
         )
     if model.has_random_weights:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")

@@ -10,9 +10,12 @@ ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training")
 
 
 def find_custom_ops(graph: Graph) -> list[str]:
-    """Return the nodes of an ONNX graph whose op type belongs to no operator set of ONNX or a runtime."""
-    domains = {*ONNX_DOMAINS, *(domain for runtime in runtimes().values() for domain in runtime.op_domains)}
-    return [name for name, node in graph.nodes.items() if node.op.rpartition(".")[0] not in domains]
+    """Return the nodes of an ONNX graph whose op type no operator set of ONNX, runtime or library of the user has."""
+    installed = runtimes().values()
+    domains = {*ONNX_DOMAINS, *(domain for runtime in installed for domain in runtime.op_domains)}
+    custom = {op for op in graph.op_counts if op.rpartition(".")[0] not in domains}
+    unknown = {op for op in custom if not any(runtime.has_custom_op(op) for runtime in installed)}
+    return [name for name, node in graph.nodes.items() if node.op in unknown]
 
 
 def cut_custom_ops(graph: Graph) -> Graph:

@@ -1,5 +1,6 @@
 """Custom ops without a kernel: the part of the graph before them is calibrated, quantized and measured."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from varying_sizes import CONSTANTS, FLOAT, IMAGES, NODE, STEM
 import quantkit as qk
 from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Edge
+from quantkit.quantization.workflow import custom_ops
 from quantkit.quantization.workflow.custom_ops import cut_custom_ops
+from quantkit.runtimes import find_runtime
 
 pytestmark = pytest.mark.engine
 CONVOLUTION = NODE("Conv", ["r", "v"], ["c"])
@@ -65,3 +68,14 @@ def test_a_custom_op_at_the_start_leaves_no_part(tmp_path: Path) -> None:
     onnx.save(graph, tmp_path / "first.onnx")
     with pytest.raises(UnavailableError, match="com.acme"):
         qk.quantize(tmp_path / "first.onnx", IMAGES, runs=0)
+
+
+def test_custom_ops_of_a_library_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = qk.load(write("before a layer", tmp_path)).graph
+    assert cut_custom_ops(graph) is not graph
+    with_library = replace(find_runtime("onnxruntime"), has_custom_op=lambda op: op == "com.acme.Acme")
+    monkeypatch.setattr(custom_ops, "runtimes", lambda: {"onnxruntime": with_library})
+    assert cut_custom_ops(graph) is graph
+    other = replace(with_library, has_custom_op=lambda op: op == "com.acme.Other")
+    monkeypatch.setattr(custom_ops, "runtimes", lambda: {"onnxruntime": other})
+    assert cut_custom_ops(graph) is not graph
