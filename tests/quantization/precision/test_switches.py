@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ TARGETS = {"tensorflow": "tensorflow", "onnx": "onnxruntime"}
 
 
 @pytest.fixture(params=TARGETS, scope="module")
-def quantized(request: pytest.FixtureRequest) -> tuple:
+def quantized(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     """Return target, float graph, plan, ranges and switched graph of the bundled network."""
     target = request.param
     pytest.importorskip(TARGETS[target])
@@ -42,7 +43,7 @@ def outputs(switched: SwitchedGraph, target: str, switches: np.ndarray) -> np.nd
         return next(iter(session.run(feeds).values())).copy()
 
 
-def test_all_switches_off_are_the_float_model(quantized: tuple) -> None:
+def test_all_switches_off_are_the_float_model(quantized: tuple[Any, ...]) -> None:
     target, graph, _, _, switched = quantized
     with open_session(graph, TARGETS[target]) as session:
         expected = next(iter(session.run({graph.inputs[0].node: IMAGES[:1]}).values())).copy()
@@ -50,7 +51,7 @@ def test_all_switches_off_are_the_float_model(quantized: tuple) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_quantization_of_each_layer_changes_the_outputs(quantized: tuple) -> None:
+def test_the_quantization_of_each_layer_changes_the_outputs(quantized: tuple[Any, ...]) -> None:
     target, *_, switched = quantized
     floats = outputs(switched, target, np.zeros(len(switched), bool))
     rows = np.eye(len(switched), dtype=bool)[len(switched.groups) :]
@@ -60,7 +61,7 @@ def test_the_quantization_of_each_layer_changes_the_outputs(quantized: tuple) ->
 
 
 @pytest.fixture
-def probe(quantized: tuple) -> Iterator[ErrorProbe]:
+def probe(quantized: tuple[Any, ...]) -> Iterator[ErrorProbe]:
     target, graph, *_, switched = quantized
     name = graph.inputs[0].node
     feeds = [{name: IMAGES[index : index + 1]} for index in range(4)]
@@ -70,7 +71,9 @@ def probe(quantized: tuple) -> Iterator[ErrorProbe]:
         yield ErrorProbe(switched, session, feeds, expected, {})
 
 
-def test_all_switches_on_are_as_far_from_float_as_the_quantized_model(quantized: tuple, probe: ErrorProbe) -> None:
+def test_all_switches_on_are_as_far_from_float_as_the_quantized_model(
+    quantized: tuple[Any, ...], probe: ErrorProbe
+) -> None:
     target, graph, plan, ranges, switched = quantized
     logits = tap_outputs(graph)
     converted = tap_outputs(convert(graph, plan, ranges))
