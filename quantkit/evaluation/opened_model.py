@@ -206,15 +206,15 @@ def _select_output(session: Session, input_layer: str, output_layer: str, *, has
     if len(session.outputs) == 1 or (has_all_outputs and not output_layer):
         return session
     vectors = [info for info in session.outputs if len(dims := info.shape.dims or ()) == 2 and dims[1] != 1]
-    chosen = [info for info in session.outputs if info.name == output_layer] or vectors
-    if len(chosen) > 1 or not chosen:
+    candidates = [info for info in session.outputs if info.name == output_layer] or vectors
+    if len(candidates) > 1 or not candidates:
         raise UsageError(f"the model has {len(names)} outputs ({', '.join(names)})", hint=SCORES_HINT)
 
     def compute(arrays: list[Array]) -> list[Array]:
         feeds = {info.name: array for info, array in zip(session.inputs, arrays, strict=True)}
-        return [session.run(feeds)[chosen[0].name]]
+        return [session.run(feeds)[candidates[0].name]]
 
-    return FunctionSession(session.runtime, session.inputs, (chosen[0],), compute, release=session.close)
+    return FunctionSession(session.runtime, session.inputs, (candidates[0],), compute, release=session.close)
 
 
 def _decoding_runtime(graph: Graph, runtime: str) -> str:

@@ -1,4 +1,4 @@
-"""Models with several outputs: the output with the class scores is named, found, or asked for; never assumed."""
+"""Models with several outputs: the output with the class scores is named, found, or required; never assumed."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -48,7 +48,7 @@ def top1(folder: Path, name: str, **options: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["two.onnx", "two.pb", "two.tflite"])
-def test_evaluate_asks_for_the_output_and_uses_it(name: str, folder: Path) -> None:
+def test_evaluate_requires_the_output_and_uses_it(name: str, folder: Path) -> None:
     with pytest.raises(UsageError, match=r"2 outputs \(box, cls\)") as caught:
         qk.evaluate(folder / name, folder / "d.npz")
     assert "--output-layer" in caught.value.hint
@@ -94,7 +94,7 @@ def test_quantize_measures_top1_of_the_output_of_the_labels(folder: Path) -> Non
     assert set(sqnr.sqnr) == {"box", "cls"}
 
 
-def test_quantize_asks_for_the_output_of_ambiguous_labels(folder: Path) -> None:
+def test_quantize_requires_the_output_of_ambiguous_labels(folder: Path) -> None:
     qk.save(network("other", "cls"), folder / "both.onnx")
     messages: list[str] = []
     result = qk.quantize(folder / "both.onnx", folder / "d.npz", runs=0, on_message=messages.append)
@@ -103,8 +103,10 @@ def test_quantize_asks_for_the_output_of_ambiguous_labels(folder: Path) -> None:
     (message,) = [text for text in messages if "labels of the samples" in text]
     assert "may belong to 'other' or 'cls'" in message
     assert "--outputs" in message
-    named = qk.quantize(folder / "both.onnx", folder / "d.npz", runs=0, outputs=("cls", "other"), max_drop=0.05)
-    assert named.report.accuracy.sqnr is not None
-    assert list(named.report.accuracy.sqnr.classes) == ["cls"]
+    result_of_outputs = qk.quantize(
+        folder / "both.onnx", folder / "d.npz", runs=0, outputs=("cls", "other"), max_drop=0.05
+    )
+    assert result_of_outputs.report.accuracy.sqnr is not None
+    assert list(result_of_outputs.report.accuracy.sqnr.classes) == ["cls"]
     few = qk.quantize(folder / "both.onnx", (X, LABELS + 20), runs=0, on_message=messages.append)
     assert few.report.accuracy.sqnr is not None
