@@ -182,6 +182,8 @@ def test_command_runs(
     if name in ("pytorch.md", "detectors.md"):
         write_exported_models(folder)
     process = run(command, folder)
+    if process.returncode == 4 and "has no bfloat16 instructions" in process.stderr:
+        pytest.skip(process.stderr.splitlines()[0])
     assert process.returncode == 0, process.stderr
     assert process.stdout
     if not re.match(r"quantkit (benchmark|quantize|doctor|models)", command):  # their output depends on the machine

@@ -158,11 +158,11 @@ def test_damaged_plans(key: str, value: Any, model: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"bias": "softmax"}, "node 'softmax' of pattern 'sum' does not consume 'product'"),
-        ({"bias": "x"}, "node 'x' of pattern 'sum' does not consume 'product'"),
+        ({"bias": "softmax"}, "node 'softmax' of pattern 'sum' does not consume 'sum'"),
+        ({"bias": "x"}, "node 'x' of pattern 'sum' does not consume 'sum'"),
         ({"layer": "softmax"}, "the layer 'softmax', which has no weights"),
         ({"layer": ""}, "the layer '', which has no weights"),
-        ({"weights": "bias"}, "the weights 'bias' of layer 'product' have no number format"),
+        ({"weights": "bias"}, "the weights 'bias' of layer 'sum' have no number format"),
     ],
 )
 def test_plans_whose_patterns_do_not_fit_the_graph(
@@ -181,11 +181,14 @@ def test_plans_whose_patterns_do_not_fit_the_graph(
 
 
 def test_a_plan_may_name_only_nodes_of_the_graph(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = annotate(GRAPH).to_json()
+    out, plan = model.with_name("a.onnx"), model.with_name("p.json")
+    flags = ["--ranges", str(model.with_name("r.json")), "--runs", "0"]
+    assert main(["quantize", str(model), "-o", str(out), *flags, "--save-plan", str(plan)]) == 0
+    capsys.readouterr()
+    document = json.loads(plan.read_text())
     document["float_fallbacks"]["gone"] = "no reason"
-    model.with_name("p.json").write_text(json.dumps(document))
-    out, flags = model.with_name("a.onnx"), ["--ranges", model.with_name("r.json"), "--runs", 0]
-    code, text = run(capsys, "quantize", model, "-o", out, *flags, "--plan", model.with_name("p.json"))
+    plan.write_text(json.dumps(document))
+    code, text = run(capsys, "quantize", model, "-o", out, *flags, "--plan", plan)
     assert code == 3
     assert "the plan references node 'gone'" in text
 

@@ -68,8 +68,8 @@ def test_messages_are_accepted() -> None:
 def test_onnx_file_has_a_graph_and_runtimes_open_the_file(tmp_path: Path) -> None:
     qk.save(ONNX_GRAPH, tmp_path / "model.onnx")
     assert qk.load(tmp_path / "model.onnx").graph.op_counts == ONNX_GRAPH.op_counts
+    assert load(tmp_path / "model.onnx").runnable == tmp_path / "model.onnx"
     model = load(tmp_path / "model.onnx", outputs=["y"])
-    assert model.runnable == tmp_path / "model.onnx"
     assert model.graph.outputs == (Edge("y"),)
     with pytest.raises(UsageError, match="not in the graph"):
         _ = qk.load(tmp_path / "model.onnx", outputs=["nothing"]).graph

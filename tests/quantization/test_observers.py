@@ -23,12 +23,13 @@ from quantkit.quantization.observers import (
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.scheme import Scheme
-from quantkit.quantization.spec import AFFINE, SIGNED, UNSIGNED, Spec
+from quantkit.quantization.spec import AFFINE, UNSIGNED, Spec
 
 OBSERVERS = tuple(observers())
 ANY = arrays.arrays(np.float32, arrays.array_shapes(min_side=0, max_dims=4, max_side=9), elements=st.floats(width=32))
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**60), max_value=2.0**60)
 BATCHES = st.lists(arrays.arrays(np.float32, st.integers(0, 40), elements=FINITE), max_size=5)
+SIGNED = Spec.parse("qint8 symmetric")
 SPECS = st.sampled_from([AFFINE, SIGNED, Spec.parse("qint8 affine")])
 
 
