@@ -102,7 +102,8 @@ def test_plan_and_ranges_equal_those_of_the_command(
     second = tmp_path / f"again_{FILES[target]}"
     document = run_command(second, capsys, plan=plan, ranges=ranges, **options)
     assert second.read_bytes() == command.read_bytes()
-    assert {**as_json(from_files), "output": str(second)} == document
+    own = {"output": str(second), "next_command": document["next_command"]}
+    assert {**as_json(from_files), **own} == document
 
 
 def test_a_result_without_an_output_file_is_in_memory(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_result_without_an_output_file_is_in_memory(tmp_path: Path) -> None:
         images = file["images"][:12]
     result = qk.quantize("digits", images, runs=0)
     assert result.report.output is None
-    assert result.report.next_step is None or "--calibration DATA" in result.report.next_step.command
+    assert result.report.next_step is None or "OUTPUT.onnx" in result.report.next_step.command
     assert "agreement with the float model" in str(result)
     assert result._repr_html_().startswith("<table>")
     assert repr(result).startswith("QuantizationResult('digits', target='onnx', ")

