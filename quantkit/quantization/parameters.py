@@ -65,7 +65,7 @@ class QuantizationParameters:
         if spec.symmetric and not spec.reduce_range and values.size:
             limits = find_limits(values.transpose((*rest, *spec.axes)).reshape(-1, _num_channels(spec, values)))
             if limits is not None:
-                # Trained levels stay as they are: a limited pair would lose its own.
+                # Trained levels are not limited: a pair would lose its levels.
                 return cls.of_limits(replace(spec, pair_axes=()), -limits, limits)
         low, high = values.min(rest, initial=0), values.max(rest, initial=0)
         return cls.of_limits(spec, low.reshape(-1), high.reshape(-1))._for_pairs(values)

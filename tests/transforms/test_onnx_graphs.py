@@ -150,8 +150,8 @@ def test_verification_chooses_sizes_that_the_graph_accepts() -> None:
     check = make_verifier(qk.load(graph), graph, runtime="reference")
     _, trace = run(parse("remove_nodes(op=Identity)"), graph, check=check)
     assert trace.records[0].check
-    assert check.feeds is not None
-    assert check.feeds["x"].shape == (1, 2, 256, 256)
+    assert check.feeds
+    assert min(check.feeds[0]["x"].shape[2:]) >= 40
 
 
 def test_onnx_graphs_are_verified_in_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:

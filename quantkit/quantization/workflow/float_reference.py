@@ -159,7 +159,8 @@ class FloatReference:
         if not has_labels or self.task is not None or len(self.outputs[0]) < 2 or self.score_output is not None:
             return ""
         names = " or ".join(map(repr, self.score_outputs))
-        reason = f"they may belong to {names}: name that output first, --outputs NAMES" if names else "no output fits"
+        hint = f"the labels may belong to {names}: name that output first, --outputs NAMES"
+        reason = hint if names else "no output fits"
         return f"the labels of the samples are not used: {reason}"
 
     @property
