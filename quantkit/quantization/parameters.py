@@ -16,7 +16,7 @@ from quantkit.ir.tensor import Array
 from quantkit.quantization.pair_sums import MAX_SUM, find_pair_sums, limit_pair_sums
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.spec import Spec
-from quantkit.quantization.weight_levels import find_limits
+from quantkit.quantization.weight_levels import find_centroid_limits, find_limits
 
 Floats = npt.NDArray[np.float32]
 # Scales that a channel tries, between the one of its largest weight and the one that limits no pair.
@@ -63,20 +63,33 @@ class QuantizationParameters:
             return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))._for_pairs(values)
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
         if spec.symmetric and not spec.reduce_range and values.size:
-            limits = find_limits(values.transpose((*rest, *spec.axes)).reshape(-1, _num_channels(spec, values)))
+            rows = values.transpose((*rest, *spec.axes)).reshape(-1, _num_channels(spec, values))
+            centroids = find_centroid_limits(rows)
+            if centroids is not None:
+                return cls.of_limits(spec, -centroids, centroids)._for_pairs_of_centroids(values)
+            limits = find_limits(rows)
             if limits is not None:
-                # Trained levels are not limited: a pair would lose its levels.
-                return cls.of_limits(replace(spec, pair_axes=()), -limits, limits)
+                return cls.of_limits(spec, -limits, limits)._for_pairs(values)
         low, high = values.min(rest, initial=0), values.max(rest, initial=0)
         return cls.of_limits(spec, low.reshape(-1), high.reshape(-1))._for_pairs(values)
+
+    def _for_pairs_of_centroids(self, values: Array) -> Self:
+        """Return scales with which no sum of a pair exceeds its limit: a limited weight would leave its cluster."""
+        if not self.spec.pair_axes or self._find_pair_sums(values).max(initial=0) <= MAX_SUM:
+            return self
+        # All channels get the same factor, so that they round the same centroids to the same levels.
+        return replace(self, scale=self.scale * np.float32(2 * self.spec.limits[1] / MAX_SUM))
+
+    def _find_pair_sums(self, values: Array) -> Array:
+        flat, scale, _ = self._align(values)
+        return find_pair_sums((flat / scale).reshape(values.shape), self.spec.pair_axes)
 
     def _for_pairs(self, values: Array) -> Self:
         """Return larger scales where limited sums of pairs then cost less precision, see `pair_sums`."""
         spec = self.spec
         if not spec.pair_axes or not values.size:
             return self
-        flat, scale, _ = self._align(values)
-        sums = find_pair_sums((flat / scale).reshape(values.shape), spec.pair_axes)
+        sums = self._find_pair_sums(values)
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
         ratio = np.maximum(sums.max(rest).reshape(self.scale.shape) / MAX_SUM, 1.0)
         best, least = self, np.full(self.scale.shape, np.inf)

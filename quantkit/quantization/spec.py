@@ -33,7 +33,7 @@ class Spec:
     >>> str(Spec(DType.QINT8, symmetric=True, per_channel=True, axes=(3,)))
     'qint8 symmetric per_channel axes=3'
     >>> Spec.parse("quint8 affine")
-    Spec(dtype=<DType.QUINT8: 'quint8'>, symmetric=False, per_channel=False, reduce_range=False, axes=())
+    Spec(dtype=<DType.QUINT8: 'quint8'>, symmetric=False, per_channel=False, reduce_range=False, axes=(), pair_axes=())
     """
 
     dtype: DType

@@ -41,15 +41,14 @@ def find_limits(values: Array) -> Floats | None:
     Returns:
         (c,) values of the level 127.
     """
-    if values.size < MIN_ELEMENTS:
-        return None
-    channels = values.T.astype(np.float64)
-    limits = _find_centroid_limits(channels)
-    return _find_step_limits(np.abs(channels)) if limits is None else limits
+    limits = find_centroid_limits(values)
+    return _find_step_limits(np.abs(values.T.astype(np.float64))) if limits is None else limits
 
 
 def _find_step_limits(channels: Floats) -> Floats | None:
     """Return the limits of channels whose weights are multiples of one step of each channel."""
+    if channels.size < MIN_ELEMENTS:
+        return None
     limits = np.zeros(len(channels))
     for index, magnitudes in enumerate(channels):
         largest = magnitudes.max(initial=0)
@@ -76,8 +75,11 @@ def _find_largest_level(ratios: Floats) -> int:
     return 0
 
 
-def _find_centroid_limits(channels: Floats) -> Floats | None:
-    """Return the limits of channels whose weights are multiples of common centroids."""
+def find_centroid_limits(values: Array) -> Floats | None:
+    """Return the limits of channels whose weights are multiples of common centroids, see `find_limits`."""
+    if values.size < MIN_ELEMENTS:
+        return None
+    channels = values.T.astype(np.float64)
     distinct: list[Floats] = []
     for weights in channels:
         distinct.append(np.unique(weights))

@@ -29,12 +29,6 @@ tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(autouse=True)
-def _no_global_seed() -> None:
-    """Remove the global seed that other tests of this process may have set: it seeds every random op."""
-    tf.random.set_seed(None)
-
-
 @pytest.fixture(scope="module")
 def execution() -> Execution:
     return Execution()

@@ -1,8 +1,11 @@
 """Scales that keep the values of weights that already have few of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from quantkit.quantization.pair_sums import MAX_SUM, find_pair_sums
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.weight_levels import find_limits
@@ -44,6 +47,17 @@ def test_channels_without_all_clusters_have_the_same_levels() -> None:
     weights[:, 5] = np.repeat(random.normal(0, 1, 10), 2)
     assert find_limits(weights) is None
     assert find_limits(random.normal(0, 1, (20, 64)).astype("f4")) is None
+
+
+def test_clusters_whose_pairs_exceed_the_limit_stay_clusters() -> None:
+    centroids = np.float32([-1.0, -0.6, 0.0, 0.3, 0.95])
+    weights = centroids[np.random.default_rng(0).integers(0, 5, (3, 3, 8, 4))]
+    spec = replace(SPEC, pair_axes=(0, 1, 2))
+    parameters = QuantizationParameters.of_weights(spec, weights)
+    quantized = parameters.quantize(weights)
+    assert len(np.unique(quantized)) == 5
+    assert find_pair_sums(quantized.astype(int), spec.pair_axes).max() <= MAX_SUM
+    np.testing.assert_allclose(parameters.fake_quantize(weights), weights, atol=0.5 / 64)
 
 
 def test_zeros_and_empty_channels_stay_zero() -> None:

@@ -94,6 +94,7 @@ def test_numpy_runtime_agrees_with_onnxruntime(networks: Mapping[str, Graph], na
     with open_session(graph, "onnxruntime") as session, open_session(graph, "reference") as reference:
         feeds = feeds_of(name, session.inputs)
         expected, actual = session.run(feeds), reference.run(feeds)
+    # yolox_nano amplifies rounding at one position: 3e-4 and 8e-4 are the errors of the runtimes in double precision.
     for key, values in expected.items():
         np.testing.assert_allclose(actual[key], values, rtol=1e-4, atol=2e-4 * max(float(np.abs(values).max()), 1e-2))
 

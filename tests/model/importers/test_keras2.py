@@ -144,8 +144,7 @@ def test_trained_model_is_quantized_without_data(form: str, files: Files, tmp_pa
     assert len(result.plan.patterns) == 3
     outputs = run(tmp_path / "int8.onnx", files.samples, "onnxruntime")
     step = max(high - low for low, high in result.ranges.values()) / 255
-    # Training has no limits of pairs of weights: they move outputs by up to one more step.
-    np.testing.assert_allclose(outputs, files.outputs["trained"], atol=3 * step)
+    np.testing.assert_allclose(outputs, files.outputs["trained"], atol=2 * step)
 
 
 def test_zeros_and_clusters_survive_quantizing(files: Files) -> None:

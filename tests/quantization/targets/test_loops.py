@@ -34,7 +34,7 @@ def test_loops_stay_float_and_other_layers_become_int8(kind: str, target: str) -
     plan = annotate(graph, Scheme.for_target(target))
     assert {plan.float_fallbacks[name] for name in loop_nodes & plan.float_fallbacks.keys()} == {REASON}
     assert all(graph[edge.node].op == "Exit" for edge in plan.edges if edge.node in loop_nodes)
-    assert {"BiasAdd", "logits"} <= {pattern.layer for pattern in plan.patterns}
+    assert {"Conv2D", "logits"} <= {pattern.layer for pattern in plan.patterns}
 
     quantized = convert(graph, plan, calibrate(graph, plan, [images()], runtime="tensorflow"))
     assert {op: quantized.op_counts.get(op) for op in LOOP_OPS} == {op: graph.op_counts.get(op) for op in LOOP_OPS}
