@@ -33,6 +33,7 @@ BUG = 70
 COMMANDS = {
     "transform": "rewrite a graph with a recipe of transforms",
     "quantize": "quantize a model to int8, and report accuracy and latency",
+    "receipt": "print how a quantized file was made, and check it",
     "classify": "classify images",
     "benchmark": "compare the latency of models and runtimes",
     "monitor": "find the bottleneck of a running job",

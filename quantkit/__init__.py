@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quantkit.limits import limits
     from quantkit.model import Model, load
     from quantkit.model.exporters.files import save
+    from quantkit.model.receipt import receipt
     from quantkit.model.sessions import open_session
     from quantkit.monitor import monitor
     from quantkit.quantization import Plan, Ranges, Scheme, calibrate
@@ -66,6 +67,7 @@ _MODULES = {
     "monitor": "quantkit.monitor.workflow",
     "open_session": "quantkit.model.sessions",
     "quantize": "quantkit.quantization.workflow",
+    "receipt": "quantkit.model.receipt",
     "run": "quantkit.batch_inference",
     "save": "quantkit.model.exporters.files",
     "summarize": "quantkit.summary",
@@ -101,6 +103,7 @@ __all__ = [
     "monitor",
     "open_session",
     "quantize",
+    "receipt",
     "run",
     "save",
     "summarize",

@@ -9,7 +9,7 @@ import quantkit
 
 FUNCTIONS = {
     *("limits", "load", "save", "summarize", "sweep", "transform"),
-    *("calibrate", "quantize", "open_session", "custom_op_library"),
+    *("calibrate", "quantize", "receipt", "open_session", "custom_op_library"),
     *("benchmark", "classify", "compare", "evaluate", "monitor", "run"),
 }
 CLASSES = {

@@ -67,7 +67,7 @@ def decode(data: bytes) -> Graph:
     """
     kinds = {number: kind for number, kind, *_ in wire.fields(data, 0, len(data))}
     is_onnx = kinds.get(onnx.MODEL_GRAPH) == wire.LENGTH
-    return onnx.decode(data) if is_onnx else infer_endpoints(graphdef.decode(data))
+    return metadata.without_receipt(onnx.decode(data) if is_onnx else infer_endpoints(graphdef.decode(data)))
 
 
 @garbage_collection_paused()
@@ -94,7 +94,8 @@ def load(path: str | os.PathLike[str], inputs: Endpoints = None, outputs: Endpoi
             raise InputError("the graph has no nodes")
     except QuantkitError as error:
         raise _add_path(error, path, kind) from None
-    graph = infer_endpoints(graph).with_endpoints(_resolve(graph, inputs), _resolve(graph, outputs))
+    graph = metadata.without_receipt(infer_endpoints(graph))
+    graph = graph.with_endpoints(_resolve(graph, inputs), _resolve(graph, outputs))
     _check_ports(graph)
     return graph
 
@@ -229,13 +230,18 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
                 shutil.copymode(target, temporary)
             with open(temporary / saved_model.FILE, "wb") as file:
                 saved_model.write(metadata.with_text(graph, None), file, signature)
-            if text := metadata.text_of(graph):
-                (temporary / metadata.FOLDER).mkdir()
-                (temporary / metadata.FOLDER / metadata.FILE).write_bytes(text)
+            save_folder_metadata(graph, temporary)
             os.replace(temporary, target)
         _WRITTEN.get([]).append(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_folder_metadata(graph: Graph, folder: Path) -> None:
+    """Write the metadata of a graph to the SavedModel folder that contains the graph."""
+    if text := metadata.text_of(graph):
+        (folder / metadata.FOLDER).mkdir(exist_ok=True)
+        write_whole(folder / metadata.FOLDER / metadata.FILE, lambda file: file.write(text))
 
 
 def check_folder(path: Path) -> None:

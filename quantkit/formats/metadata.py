@@ -14,6 +14,8 @@ date, host or path: equal models are equal files.
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ COMMENT = f"\n# {KEY}: "
 # File of a SavedModel: TensorFlow copies the folder of further assets, and does not read it.
 FOLDER, FILE = "assets.extra", f"{KEY}.json"
 # Field of the metadata in the message of a model: metadata_props of a ModelProto, and a field that no GraphDef defines.
-_NUMBERS = {"onnx": 14, "tensorflow": 7100}
+FIELDS = {"onnx": 14, "tensorflow": 7100}
 HINT = "write the file again with quantkit, or state preprocessing and labels by flags"
 
 
@@ -61,6 +63,36 @@ def decode(data: wire.Buffer | None) -> dict[str, Any]:
     return dict(document)
 
 
+def seal(metadata: Mapping[str, Any], content: str = "0" * 64) -> dict[str, Any]:
+    """Return metadata whose receipt has the digest of the graph and weights, and that of all metadata.
+
+    Args:
+        metadata: metadata with a receipt.
+        content: digest of the graph and weights, see `quantkit.formats.content_digest` (default: not known yet).
+    """
+    receipt = {**metadata["receipt"], "content": content, "digest": ""}
+    digest = sha256(encode({**metadata, "receipt": receipt})).hexdigest()
+    return {**metadata, "receipt": {**receipt, "digest": digest}}
+
+
+def is_sealed(metadata: Mapping[str, Any]) -> bool:
+    """Return True if metadata are those that `seal` returned."""
+    receipt = metadata.get("receipt")
+    if not isinstance(receipt, dict) or not isinstance(receipt.get("content"), str):
+        return False
+    return seal(metadata, receipt["content"]) == metadata
+
+
+def without_receipt(graph: Graph) -> Graph:
+    """Return the graph of a file with its metadata, but without the receipt: it belongs to the file."""
+    text = text_of(graph)
+    if text is None or b'"receipt"' not in text:
+        return graph
+    with suppress(InputError):  # damaged metadata are rejected on use
+        return with_metadata(graph, {key: value for key, value in decode(text).items() if key != "receipt"})
+    return graph
+
+
 def metadata_of(graph: Graph) -> dict[str, Any]:
     """Return the metadata of a graph; empty without metadata.
 
@@ -77,8 +109,8 @@ def with_metadata(graph: Graph, metadata: Mapping[str, Any]) -> Graph:
 
 def text_of(graph: Graph) -> bytes | None:
     """Return the text of the metadata of a graph; None without metadata."""
-    text = _find_text(graph.extra, graph.dialect)
-    return None if text is None else bytes(text)
+    texts = _find_texts(graph.extra, graph.dialect)
+    return texts[0] if texts else None
 
 
 def with_text(graph: Graph, text: bytes | None) -> Graph:
@@ -87,22 +119,26 @@ def with_text(graph: Graph, text: bytes | None) -> Graph:
     if text is not None:
         if graph.dialect == onnx.DIALECT:
             text = b"".join(wire.header(number, len(part)) + part for number, part in ((1, KEY.encode()), (2, text)))
-        fields.append(wire.header(_NUMBERS[graph.dialect], len(text)) + text)
+        fields.append(wire.header(FIELDS[graph.dialect], len(text)) + text)
     extra = b"".join(fields)
     return graph if extra == graph.extra else graph.with_(extra=extra)
 
 
 def read_text(path: Path) -> bytes | None:
-    """Return the text in an ONNX or LiteRT file or a SavedModel folder; None for other files and without metadata.
+    """Return the text of the metadata in a file or folder; None for files of other kinds and without metadata.
 
     Raises:
-        InputError: the file is broken.
+        InputError: the file is broken, or contains metadata twice.
     """
     kind = kind_of(path)
     try:
-        if kind == "onnx":
-            text = _find_text(memoryview(wire.map_file(path)), onnx.DIALECT)
-            return None if text is None else bytes(text)
+        if kind in ("onnx", "graphdef"):
+            texts = _find_texts(memoryview(wire.map_file(path)), onnx.DIALECT if kind == "onnx" else "tensorflow")
+            if len(texts) > 1:
+                raise InputError("the file contains the metadata of quantkit twice", HINT)
+            return texts[0] if texts else None
+        if kind == "graphdef_text":
+            return _split_comment(wire.map_file(path)[:].decode(errors="replace"))
         if kind == "tflite":
             return tflite.read_metadata(wire.map_file(path), KEY)
         if kind == "saved_model" and (file := path / FOLDER / FILE).is_file():
@@ -129,19 +165,24 @@ def decode_graphdef_text(text: str) -> Graph:
     Raises:
         InputError: the text is not a GraphDef; the message has line and column.
     """
+    return with_text(graphdef.decode_text(text), _split_comment(text))
+
+
+def _split_comment(text: str) -> bytes | None:
+    """Return the metadata in a comment at the end of a text."""
     _, comment, metadata = text.rpartition(COMMENT)
-    return with_text(graphdef.decode_text(text), metadata.strip().encode() if comment else None)
+    return metadata.strip().encode() if comment else None
 
 
-def _find_text(data: wire.Buffer, dialect: str) -> wire.Buffer | None:
-    return next((text for _, text in _fields(data, dialect) if text is not None), None)
+def _find_texts(data: wire.Buffer, dialect: str) -> list[bytes]:
+    return [bytes(text) for _, text in _fields(data, dialect) if text is not None]
 
 
 def _fields(data: wire.Buffer, dialect: str) -> Iterator[tuple[wire.Buffer, wire.Buffer | None]]:
     """Yield the fields of a serialized model, each with the text of the metadata if it holds them."""
     for number, kind, begin, start, end in wire.fields(data, 0, len(data)):
         text = None
-        if number == _NUMBERS[dialect] and kind == wire.LENGTH:
+        if number == FIELDS[dialect] and kind == wire.LENGTH:
             text = data[start:end]
             if dialect == onnx.DIALECT:
                 parts = {part: data[first:last] for part, _, _, first, last in wire.fields(data, start, end)}

@@ -87,12 +87,22 @@ def read_metadata(model: Content, name: str) -> bytes | None:
     Raises:
         InputError: the file is truncated or broken.
     """
+    limits = find_metadata(model, name)
+    return None if limits is None else bytes(model[slice(*limits)])
+
+
+def find_metadata(model: Content, name: str) -> tuple[int, int] | None:
+    """Return start and end of the content of a metadata entry; None if there is no such entry.
+
+    Raises:
+        InputError: the file is truncated or broken.
+    """
     try:
         for entry in _tables(model, METADATA):
             fields = _fields(model, entry)
-            if 0 in fields and 1 in fields and _bytes(model, fields[0]) == name.encode():
+            if 0 in fields and 1 in fields and model[slice(*_limits(model, fields[0]))] == name.encode():
                 buffer = _tables(model, BUFFERS)[unpack_from("<I", model, fields[1])[0]]
-                return _bytes(model, _fields(model, buffer)[0])
+                return _limits(model, _fields(model, buffer)[0])
     except (error, IndexError, KeyError):
         raise InputError("the file is truncated or broken", hint="convert the model again") from None
     return None
@@ -151,13 +161,13 @@ def _tables(model: Content, number: int) -> list[int]:
     return [vector + 4 + 4 * index + offset for index, offset in enumerate(offsets)]
 
 
-def _bytes(model: Content, position: int) -> bytes:
-    """Return the content of the text or vector of bytes that an offset points to."""
+def _limits(model: Content, position: int) -> tuple[int, int]:
+    """Return start and end of the text or vector of bytes that an offset points to."""
     start = _target(model, position)
     (size,) = unpack_from("<I", model, start)
     if start + 4 + size > len(model):
         raise IndexError(start)
-    return bytes(model[start + 4 : start + 4 + size])
+    return start + 4, start + 4 + size
 
 
 def _integers(model: Content, position: int | None) -> list[int]:

@@ -29,6 +29,7 @@ COMMANDS = [
     ("transform", ("transform", "digits", "-o", "d.pb", "--recipe", "inference", "--verify", "--runtime", "reference")),
     ("transform", ("transform_graph", "--in_graph=d.pb", "--out_graph=e.pb", "--transforms=strip_unused_nodes")),
     ("quantize", ("quantize", "digits", "-o", "d.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "0")),
+    ("receipt", ("receipt", "d.onnx")),
     ("evaluate", EVALUATE),
     ("evaluate", (*EVALUATE, "--task", "embedding")),
     ("run", ("run", "digits@reference", "--data", HELD_OUT, "--limit", "3", "-o", "results")),
@@ -56,6 +57,7 @@ COMMANDS = [
 ]
 RUNTIME_COMMANDS = [
     ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "3")),
+    ("receipt", ("receipt", "e.onnx")),
     ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
     ("doctor", ("doctor",)),
     ("profile", ("benchmark", "d.pb@onnxruntime", "--profile", "--runs", "3")),

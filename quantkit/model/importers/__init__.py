@@ -91,7 +91,7 @@ def _read_saved_model(path: Path, options: ImportOptions) -> Imported:
     graph, signature = variables.read_saved_model(
         path, options.signature, options.tags, options.inputs, options.outputs
     )
-    return metadata.with_text(graph, metadata.read_text(path)), signature
+    return metadata.without_receipt(metadata.with_text(graph, metadata.read_text(path))), signature
 
 
 def _read_checkpoint(path: Path, options: ImportOptions) -> Imported:

@@ -7,8 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from quantkit import formats
 from quantkit.errors import CheckError
 from quantkit.formats import onnx
+from quantkit.formats.content_digest import seal_receipt
 from quantkit.formats.metadata import with_metadata
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
@@ -151,10 +153,18 @@ class Conversion:
 
     def save(self, output: Path, metadata: Mapping[str, Any]) -> None:
         """Write the complete graph with the metadata of its file; the file appears complete or not at all."""
-        graph = with_metadata(self.complete, metadata)
-        self.target.write(graph, output, weights_only=self.plan.scheme.weights_only)
+        self._write(self.complete, output, metadata)
 
     def write(self, output: Path, metadata: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write the quantized graph without custom ops; the file appears complete or not at all."""
-        graph = with_metadata(self.quantized, metadata)
-        self.target.write(graph, output, weights_only=self.plan.scheme.weights_only)
+        self._write(self.quantized, output, metadata)
+
+    def _write(self, graph: Graph, output: Path, metadata: Mapping[str, Any]) -> None:
+        """Write a graph, or the metadata of the SavedModel folder that contains it, and seal the receipt."""
+        graph = with_metadata(graph, metadata)
+        if output.is_dir() and any(output.iterdir()):
+            formats.save_folder_metadata(graph, output)
+        else:
+            self.target.write(graph, output, weights_only=self.plan.scheme.weights_only)
+        if "receipt" in metadata:
+            seal_receipt(output)

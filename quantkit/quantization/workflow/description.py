@@ -1,21 +1,32 @@
 """Metadata of a quantized file: the facts about the model that its graph does not hold."""
 
 from collections.abc import Sequence
+from hashlib import sha256
+from importlib.metadata import version
+from math import isfinite
 from typing import Any
 
 from quantkit.arguments import expand_user
+from quantkit.benchmark.sampling.candidate import digest
 from quantkit.data import Preprocessing
 from quantkit.data.inference import infer_preprocessing
 from quantkit.data.inputs import takes_images
 from quantkit.data.labels import Labels, read_labels
 from quantkit.data.preprocessing import Origin
+from quantkit.distribution import NAME
+from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.model.model import tensor_info
-from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.ranges import Ranges, graph_digest
+from quantkit.quantization.report import AccuracyReport, Latency, QuantizationReport
+from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.planning import with_digest
 from quantkit.runtimes.session import TensorInfo
 from quantkit.zoo.cards import ModelCard
+
+RECEIPT_SCHEMA = "quantkit.file_receipt/1"
 
 
 def describe_model(model: Model, graph: Graph, ranges: Ranges, options: Options) -> dict[str, Any]:
@@ -41,6 +52,67 @@ def describe_model(model: Model, graph: Graph, ranges: Ranges, options: Options)
         **({"preprocessing": preprocessing.to_json()} if isinstance(preprocessing, Preprocessing) else {}),
         **({"labels": labels.to_json()} if labels.are_known else {}),
     }
+
+
+def make_receipt(model: Model, conversion: Conversion, report: QuantizationReport, options: Options) -> dict[str, Any]:
+    """Return the receipt of the quantized file, without its digests: how the file was made.
+
+    Speed-ups and processor are a part only if the caller requires a number of runs: the file is otherwise the same on
+    every machine. The ratios of the accuracy are rounded for the same reason.
+
+    Args:
+        model: float model.
+        conversion: conversion of the file.
+        report: report about the file; with a latency if that is measured already.
+        options: options of the caller.
+    """
+    plan, ranges, accuracy = with_digest(conversion.plan, conversion.graph), conversion.ranges, report.accuracy
+    runtime = accuracy.runtime
+    return {
+        "schema": RECEIPT_SCHEMA,
+        "versions": {"quantkit": version(NAME), **({} if runtime is None else {runtime.name: runtime.version})},
+        "source": {"file": None if model.path is None else digest(model.path)[0], "graph": graph_digest(model.graph)},
+        "calibration": {"data": ranges.provenance.data, "samples": ranges.provenance.count},
+        "scheme": plan.scheme.to_json(),
+        "plan": _digest(plan.text),
+        "ranges": _digest(ranges.text),
+        "accuracy": _describe_accuracy(accuracy),
+        "speed_ups": _describe_speedups(report.latency) if options.runs else None,
+        "portability": None if report.portability is None else report.portability.to_json(),
+    }
+
+
+def _describe_accuracy(accuracy: AccuracyReport) -> dict[str, Any] | None:
+    """Return the metrics with their intervals; None without a measurement."""
+    metrics, sqnr = accuracy.metrics, accuracy.sqnr
+    if metrics is None:
+        return None
+    classes = metrics.classes if isinstance(metrics, OutputSqnr) else {"": metrics}
+    return {
+        "on": accuracy.samples,
+        "samples": metrics.samples,
+        "top1": {name: each.top1.to_json() for name, each in classes.items() if each.top1 is not None},
+        "float_top1": None if accuracy.float_top1 is None else accuracy.float_top1.to_json(),
+        "agreement": {name: each.agreement.to_json() for name, each in classes.items() if each.agreement is not None},
+        "sqnr": {} if sqnr is None else {name: round(db) for name, db in sqnr.sqnr.items() if isfinite(db)},
+        "equal": {} if sqnr is None else {name: round(fraction, 2) for name, fraction in sqnr.equal.items()},
+        "task": {sqnr.metric: round(sqnr.score, 2)} if sqnr is not None and sqnr.metric else {},
+    }
+
+
+def _describe_speedups(latency: Latency) -> dict[str, Any] | None:
+    """Return the speed-up in each runtime and the processor; None without a measurement."""
+    if latency.benchmark is None or not latency.runtimes:
+        return None
+    machine = latency.benchmark.measurements[0].context.machine
+    return {
+        "machine": {"cpu": machine.cpu, "physical_cores": machine.physical_cores, "isa": list(machine.isa)},
+        "runtimes": {str(each.runtime): each.speedup.to_json() for each in latency.runtimes},
+    }
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
 
 
 def choose_labels(model: Model, card: ModelCard | None, outputs: Sequence[TensorInfo], options: Options) -> Labels:

@@ -28,7 +28,7 @@ class QuantizationResult:
         float_model: the model that was quantized.
         conversion: prepared float graph, plan and ranges.
         report: precision, size, accuracy and latency.
-        metadata: metadata of the file, see `quantkit.formats.metadata`.
+        metadata: metadata of the file, see `quantkit.formats.metadata`, with the receipt, which only `save` writes.
     """
 
     float_model: Model
@@ -39,7 +39,8 @@ class QuantizationResult:
     @cached_property
     def model(self) -> Model:
         """Quantized model, with the card of the float model."""
-        graph = with_metadata(self.conversion.complete, self.metadata)
+        metadata = {key: value for key, value in self.metadata.items() if key != "receipt"}
+        graph = with_metadata(self.conversion.complete, metadata)
         return Model(f"{self.float_model.name} ({self.report.target})", graph, card=self.float_model.card)
 
     @cached_property

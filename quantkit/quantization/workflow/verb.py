@@ -24,6 +24,7 @@ from quantkit.data import PreprocessingOptions
 from quantkit.data.preprocessing import ColorOrder
 from quantkit.evaluation.tasks import Score, find_task
 from quantkit.formats import name_written_files
+from quantkit.formats.metadata import seal
 from quantkit.formats.sizes import measure_size
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import Model
@@ -40,7 +41,7 @@ from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibrated_model import calibrate_model
 from quantkit.quantization.workflow.calibration_run import compute_reference, find_datasets
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.description import describe_model
+from quantkit.quantization.workflow.description import describe_model, make_receipt
 from quantkit.quantization.workflow.doubts import find_doubts
 from quantkit.quantization.workflow.fine_tuning import fine_tune
 from quantkit.quantization.workflow.float_reference import FloatReference
@@ -276,8 +277,8 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         save_plan(options, graph, conversion.plan)
     if reference.unused_labels:
         options.on_message(f"warning: {reference.unused_labels}")
-    metadata = describe_model(model, conversion.graph, conversion.ranges, options)
-    report = _write_and_measure(model, conversion, metadata, reference, trials, fallback, options)
+    description = describe_model(model, conversion.graph, conversion.ranges, options)
+    report, metadata = _write_and_measure(model, conversion, description, reference, trials, fallback, options)
     return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning), metadata)
 
 
@@ -289,8 +290,8 @@ def _write_and_measure(
     trials: Trials,
     fallback: Fallback | None,
     options: Options,
-) -> QuantizationReport:
-    """Write the quantized model, check it, and measure accuracy and latency."""
+) -> tuple[QuantizationReport, Mapping[str, Any]]:
+    """Write the quantized model, check it, and measure accuracy and latency; return the metadata with the receipt."""
     doubts = find_doubts(model, reference, conversion.ranges.provenance)
     for doubt in doubts:
         options.on_message(f"warning: {doubt}")
@@ -303,20 +304,39 @@ def _write_and_measure(
         if options.output is not None and conversion.whole is None:
             file = options.output
         conversion.write(file, metadata)
-        if options.output is not None and conversion.whole is not None:
-            conversion.save(options.output, metadata)
         samples = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
         options.on_progress(Progress("measuring the accuracy", 0))
         accuracy = trials.find_accuracy(conversion, reference) or try_measure_accuracy(file, conversion, reference)
         report = _report(model, conversion, replace(accuracy, doubts=doubts), fallback, file, options, samples)
         if conversion.plan.scheme.weights_only:
             report = replace(report, preprocessing=reference.preprocessing)
+        metadata = _write_receipt(metadata, model, conversion, report, file, options)
         if report.is_float:
             latency = Latency(skipped="no layer is int8")
         else:
             latency = measure_latency(conversion, file, options.runs, folder, options.on_progress, samples)
         report = replace(report, latency=latency)
-    return replace(report, next_step=recommend(report, Commands.of(model.name, conversion.target, options)))
+        if options.runs and latency.benchmark is not None:
+            metadata = _write_receipt(metadata, model, conversion, report, file, options)
+        report = replace(report, num_bytes=measure_size(file, conversion.quantized))
+    next_step = recommend(report, Commands.of(model.name, conversion.target, options))
+    return replace(report, next_step=next_step), metadata
+
+
+def _write_receipt(
+    metadata: Mapping[str, Any],
+    model: Model,
+    conversion: Conversion,
+    report: QuantizationReport,
+    file: Path,
+    options: Options,
+) -> Mapping[str, Any]:
+    """Write the quantized model again, with a receipt; return its metadata."""
+    metadata = seal({**metadata, "receipt": make_receipt(model, conversion, report, options)})
+    conversion.write(file, metadata)
+    if options.output is not None and conversion.whole is not None:
+        conversion.save(options.output, metadata)
+    return metadata
 
 
 def _report(

@@ -12,6 +12,7 @@ from PIL import Image
 import quantkit as qk
 from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import InputError
+from quantkit.formats.content_digest import content_digest
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 
@@ -143,7 +144,7 @@ def test_the_python_result_has_the_metadata(folder: Path, tmp_path: Path) -> Non
     assert result.model.stated_preprocessing == result.preprocessing
     result.save(tmp_path / "a.onnx")
     qk.save(result.model, tmp_path / "b.onnx")
-    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert content_digest(tmp_path / "a.onnx") == content_digest(tmp_path / "b.onnx")
     assert (tmp_path / "a.onnx").read_bytes() == (folder / "q.onnx").read_bytes()
     again = qk.transform(tmp_path / "a.onnx", "inference")
     assert (again.stated_preprocessing, again.labels.names) == (result.preprocessing, result.model.labels.names)
@@ -165,7 +166,7 @@ def test_a_weights_only_file_states_the_given_preprocessing(folder: Path, tmp_pa
     assert "labels" not in small.metadata
     arrays = np.random.default_rng(0).normal(0, 1, (8, SIZE, SIZE, 3)).astype(np.float32)
     again = qk.quantize(folder / "m.pb", arrays, runs=0)
-    assert again.metadata == {}  # no guess
+    assert again.metadata.keys() == {"receipt"}  # no guess
     float_model = qk.load(qk.transform(tmp_path / "w.onnx", "inference"))
     assert float_model.stated_preprocessing == stated
 
