@@ -52,7 +52,8 @@ RECIPES = {
             "inference",
             "make the graph smaller and faster without changing its outputs",
             f"{MODERN} {FOLD} {FUSE} merge_duplicate_nodes fuse_activations_and_norms "
-            f"remove_unused_functions clean_functions({NO_OPS}) remove_unused_functions ensure_input_shapes {TIDY}",
+            f"remove_unused_functions clean_functions({NO_OPS}) remove_unused_functions ensure_input_shapes "
+            f"remove_metadata {TIDY}",
         ),
         ("deploy", "remove unused nodes and no-ops, fold constants and batch norms", f"{CLEAN} {FOLD}"),
         (

@@ -351,7 +351,7 @@ def _placeholder(info: Any) -> Node:
 
 def _decode_attribute(message: Any) -> Attr:
     kind = message.type
-    if message.ref_attr_name or message.doc_string:
+    if message.ref_attr_name:
         return _opaque(message)
     if kind == FLOAT:
         return float(message.f)
