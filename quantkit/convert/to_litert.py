@@ -19,6 +19,7 @@ from quantkit.convert.litert_channels import find_unknown_channels, state_channe
 from quantkit.convert.litert_erf import replace_error_functions
 from quantkit.convert.litert_lists import flatten_lists
 from quantkit.convert.litert_loops import copy_exchanged_variables
+from quantkit.convert.litert_scatters import replace_scatters
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
 from quantkit.formats import metadata, tflite
 from quantkit.formats.files import write_whole
@@ -27,7 +28,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 
 # Version of the code around the converter; it is part of the cache key and grows with each change of that code.
-EDITION = 7
+EDITION = 8
 # Constants of fewer elements are not weights, but for example axes and sizes.
 MIN_WEIGHTS = 256
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -143,7 +144,7 @@ def _convert_cached(graph: Graph, *, small_weights: bool) -> bytes:
     """
     converter = ("litert", tensorflow.available().detail, EDITION, *(["small_weights"] if small_weights else []))
     convert = partial(_convert, small_weights=small_weights)
-    graph = replace_error_functions(prune(replace_old_batch_norms(graph)))
+    graph = replace_scatters(replace_error_functions(prune(replace_old_batch_norms(graph))))
     return convert_cached(graph, ".tflite", converter, convert, _choose_hint)
 
 

@@ -44,6 +44,8 @@ def random(*shape: int, low: float = -2, high: float = 2) -> Array:
 
 
 ROWS, IMAGE, SIGNAL = random(3, 5), random(2, 4, 6, 8), random(5, 2, 3)
+# Indices of the last axis of IMAGE with repetitions, from -8 to 7.
+REPEATED = np.random.default_rng(0).integers(-8, 8, (2, 4, 6, 3))
 FLAGS = np.array([True, False, True]), np.array([True, True, False])
 ABSENT = None
 LSTM = (Weights(random(1, 16, 3)), Weights(random(1, 16, 4)), Weights(random(1, 32)))
@@ -89,6 +91,32 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("GatherND", (ROWS, np.int64([[0, 1], [2, 4]])), {}),
     ("ScatterND", (ROWS, np.int64([[2], [0]]), random(2, 5)), {}),
     ("ScatterND", (ROWS, np.int64([[2], [2]]), random(2, 5)), {"reduction": b"add"}),
+    ("Gather", (Open(ROWS), Const([-1, 0])), {"axis": -1}),
+    ("GatherND", (Open(ROWS), np.int64([[0, -1], [-2, 4]])), {}),
+    ("GatherND", (IMAGE, np.int64([[[0, -1], [2, 4]], [[1, 2], [-4, -6]]])), {"batch_dims": 1}),
+    ("GatherND", (Open(IMAGE), np.int64([[[[1]] * 4] * 2])[0]), {"batch_dims": 2}),
+    *(
+        ("GatherElements", (kind(IMAGE), np.argsort(IMAGE, axis) - offset), {"axis": axis})
+        for kind in (Open, np.array)
+        for axis, offset in ((0, 0), (1, 4), (-2, 3), (3, 8))
+    ),
+    ("GatherElements", (ROWS, Const([[-1, 0], [2, 1]])), {}),
+    ("GatherElements", (Open(ROWS), Const([[-1, 0], [2, 1]])), {"axis": 1}),
+    ("GatherElements", (np.arange(4) > 1, np.int32([3, -4, 0])), {}),
+    ("GatherElements", (np.arange(24).reshape(1, 2, 3, 1, 4), np.int64([[[[[1, -4]]], [[[0, 3]]]]])), {"axis": 4}),
+    *(
+        ("ScatterElements", (kind(array), kind(REPEATED), kind((4 * random(2, 4, 6, 3)).astype(array.dtype))), attrs)
+        for kind in (Open, np.array)
+        for array in (IMAGE, IMAGE.astype(np.int32), IMAGE.astype(np.int64), IMAGE.astype(np.double))
+        for attrs in ({"axis": 3, "reduction": name} for name in (b"add", b"mul", b"min", b"max"))
+    ),
+    ("ScatterElements", (IMAGE, Const(np.argsort(IMAGE, 1)[:1] - 4), random(1, 4, 6, 8)), {"axis": 1}),
+    ("ScatterElements", (Open(IMAGE), np.argsort(IMAGE, 2)[:, :, :4], random(2, 4, 4, 8)), {"axis": -2}),
+    ("ScatterElements", (np.arange(4) > 1, np.int32([3, -4]), np.array([False, True])), {}),
+    ("ScatterND", (ROWS, np.int64([[2, -1], [-3, 0]]), random(2)), {}),
+    ("ScatterND", (ROWS, Const([[-1], [0]]), random(2, 5)), {"reduction": b"min"}),
+    ("ScatterND", (ROWS, np.int64([[2], [2]]), random(2, 5)), {"reduction": b"mul"}),
+    ("ScatterND", (Open(ROWS), np.int64([[2, 0], [2, 0]]), random(2)), {"reduction": b"mul"}),
     ("Slice", (Open(ROWS), Const([1]), Const([9]), Const([1]), Const([2])), {}),
     ("Slice", (ROWS, Const([-1, 4]), Const([-99, 0]), Const([0, 1]), Const([-1, -2])), {}),
     ("Slice", (ROWS, np.int64([1]), np.int64([-1]), Const([1])), {}),

@@ -24,6 +24,7 @@ def convert(graph: Graph) -> Graph:
         detection,
         elementwise,
         images,
+        indexing,
         layers,
         loops,
         recurrent,

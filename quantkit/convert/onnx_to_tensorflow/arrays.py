@@ -1,4 +1,4 @@
-"""Conversion of shape arithmetic, slices, gather and scatter."""
+"""Conversion of shape arithmetic, slices and searches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -88,77 +88,6 @@ def _range(translator: OnnxTranslator, node: Node) -> None:
 def _tile(translator: OnnxTranslator, node: Node) -> None:
     inputs = [translator.plain(edge) for edge in node.inputs]
     translator.emit_typed(node, "Tile", inputs, PLAIN, Tmultiples=translator.types[inputs[1]])
-
-
-def positive_indices(translator: OnnxTranslator, node: Node, source: Edge, slot: int, axis: int) -> Edge:
-    """Return the indices of an axis; negative ones, which count from the end, become positive.
-
-    Raises:
-        UnavailableError: constant indices are negative, and the size of the axis is unknown.
-    """
-    edge = node.inputs[slot]
-    dims = translator.shape(source).dims
-    size = dims[axis] if dims is not None else None
-    constant = translator.constant_of(edge)
-    if constant is not None:
-        indices = constant.array.astype(np.int64)
-        if (indices < 0).any():
-            if size is None:
-                raise conversion_error(node, "an index is negative, and the size of its axis is unknown")
-            indices = np.where(indices < 0, indices + size, indices)
-        return translator.add_array(node, "indices", indices)
-    indices_edge = translator.plain(edge)
-    dtype = translator.types[indices_edge]
-    if size is not None:
-        limit = translator.add_array(node, "size", size, dtype)
-    else:
-        sizes = shape_of(translator, node, translator.plain(source), "source/shape")
-        position, zero = (
-            translator.add_array(node, "position", axis),
-            translator.add_array(node, "zero", 0, DType.INT32),
-        )
-        limit = translator.add_intermediate(
-            node, "size", "GatherV2", [sizes, position, zero], Tparams=INT64, Tindices=INT64, Taxis=DType.INT32
-        )
-        limit = translator.add_cast(node, "limit", limit, dtype)
-    return translator.add_intermediate(node, "positive", "FloorMod", [indices_edge, limit])
-
-
-@converts("Gather")
-def _gather(translator: OnnxTranslator, node: Node) -> None:
-    source = node.inputs[0]
-    rank = translator.rank(source)
-    axis: Any = node.attrs.get("axis", 0)
-    if rank is None:
-        raise conversion_error(node, "the rank of the input is unknown")
-    axis %= rank
-    indices_rank = translator.shape(node.inputs[1]).rank
-    layout = NHWC if translator.is_nhwc(source) and indices_rank == 1 else PLAIN
-    indices = positive_indices(translator, node, source, 1, axis)
-    position = TO_NHWC.index(axis) if layout == NHWC else axis
-    inputs = [translator.in_layout(source, layout), indices, translator.add_array(node, "axis", position, DType.INT32)]
-    attrs: dict[str, Attr] = {"Tindices": translator.types[indices], "Taxis": DType.INT32, "batch_dims": 0}
-    translator.emit(node, "GatherV2", inputs, layout, Tparams=translator.types[inputs[0]], **attrs)
-
-
-@converts("GatherND")
-def _gather_nd(translator: OnnxTranslator, node: Node) -> None:
-    if node.attrs.get("batch_dims"):
-        raise conversion_error(node, "batch_dims is not supported")
-    inputs = [translator.plain(edge) for edge in node.inputs]
-    translator.emit(node, "GatherNd", inputs, PLAIN, Tparams=translator.types[inputs[0]], Tindices=INT64)
-
-
-_SCATTERS = {b"none": "Update", b"add": "Add", b"max": "Max", b"min": "Min"}
-
-
-@converts("ScatterND")
-def _scatter_nd(translator: OnnxTranslator, node: Node) -> None:
-    reduction: Any = node.attrs.get("reduction", b"none")
-    if reduction not in _SCATTERS:
-        raise conversion_error(node, f"the reduction {reduction!r} is not supported")
-    inputs = [translator.plain(edge) for edge in node.inputs]
-    translator.emit_typed(node, f"TensorScatter{_SCATTERS[reduction]}", inputs, PLAIN, Tindices=INT64)
 
 
 @converts("Slice")

@@ -143,8 +143,15 @@ def _gather(call: Call) -> Array:
 
 @kernel("GatherElements")
 def _gather_elements(call: Call) -> Array:
-    x, indices, axis = call.array(0), call.array(1), call.attr("axis", 0)
-    return np.take_along_axis(x, np.where(indices < 0, indices + x.shape[axis], indices), axis)
+    return np.asarray(call.array(0)[_elements(call)])
+
+
+def _elements(call: Call) -> tuple[Array, ...]:
+    """Return the index arrays of the elements that the second input selects along an axis."""
+    indices = call.array(1).astype(np.int64)
+    index: list[Array] = list(np.indices(indices.shape, sparse=True))
+    index[call.attr("axis", 0)] = indices
+    return tuple(index)
 
 
 def _gather_nd_size(call: Call) -> int:
@@ -174,10 +181,8 @@ def _scatter_nd(call: Call) -> Array:
 
 @kernel("ScatterElements Scatter")
 def _scatter_elements(call: Call) -> Array:
-    x, indices, updates = call.array(0).copy(), call.array(1).astype(np.int64), call.array(2)
-    index: list[Array] = list(np.indices(indices.shape))
-    index[call.attr("axis", 0)] = indices
-    _scatter(x, tuple(index), updates, call.attr("reduction", b"none"))
+    x = call.array(0).copy()
+    _scatter(x, _elements(call), call.array(2), call.attr("reduction", b"none"))
     return x
 
 
