@@ -13,7 +13,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.limits import check_size
-from quantkit.ops.input_sizes import choose_input_shapes
+from quantkit.ops.input_sizes import BATCH_SIZES, choose_input_shapes
 from quantkit.runtimes.session import TensorInfo
 
 # Least value and end of random integers other than pixels, in the order in which they are tried. Most are ids of an
@@ -95,6 +95,7 @@ def find_random_inputs(
     inputs: Sequence[TensorInfo],
     run: Callable[[Sizes, tuple[int, int]], _Result],
     feeds: Mapping[str, Array] | None = None,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> _Result:
     """Call a function with shapes and a range of integers until the graph accepts them, and return its result.
 
@@ -103,6 +104,7 @@ def find_random_inputs(
         inputs: inputs of the session.
         run: function that runs the graph on such inputs.
         feeds: arrays of the inputs that are not random.
+        batch_sizes: sizes of a dynamic batch, in the order in which they are tried.
 
     Raises:
         GraphError: the graph rejects all of them.
@@ -114,7 +116,8 @@ def find_random_inputs(
     random = [info for info in inputs if info.name not in feed_sizes]
     has_integers = any(not info.dtype.is_float and info.dtype not in (*_PIXELS, DType.BOOL) for info in random)
     failure: GraphError | None = None
-    for candidate, integers in product(choose_input_shapes(graph, shapes), INTEGERS[: None if has_integers else 1]):
+    candidates = choose_input_shapes(graph, shapes, batch_sizes)
+    for candidate, integers in product(candidates, INTEGERS[: None if has_integers else 1]):
         sizes = {infos[edge].name: shape.sizes for edge, shape in candidate.items() if shape.is_known}
         try:
             return run(sizes, integers)

@@ -226,7 +226,7 @@ def compare(
         model.name if model.path or model.card else f"{model.name} {number}" for number, model in enumerate(models, 1)
     )
     if data is None:
-        samples: ComparisonSamples = RandomSamples(limit or RANDOM_SAMPLES, seed)
+        samples: ComparisonSamples = RandomSamples(first_graph, limit or RANDOM_SAMPLES, seed)
     else:
         default_limit = MAX_IMAGES if isinstance(data, str | PathLike) else None
         dataset = as_dataset(data, limit or default_limit, inputs=models[0].input_names)

@@ -65,7 +65,7 @@ class ComparisonRun:
             _open(self.graphs[1], probes[1], runtimes[1], options) as second,
         ):
             try:
-                for feeds, other_feeds in self.samples.feeds(first.inputs, second.inputs):
+                for feeds, other_feeds in self.samples.feeds(first, second):
                     sums.add(_fetch(first, self.graphs[0], feeds), _fetch(second, self.graphs[1], other_feeds))
                     on_progress(Progress("comparing", sums.num_samples, self.samples.total))
             except KeyboardInterrupt:

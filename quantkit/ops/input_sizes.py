@@ -5,7 +5,7 @@ Each unknown size is a prime at first, which shape inference carries to the node
     x: ?x?x?  ->  Transpose: 16417x16411x16421  ->  MatMul with 64x32  ->  16421 stands for 64
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, count, product
 from math import prod
 from typing import Any
@@ -41,12 +41,15 @@ _SAME_SIZES: Mapping[str, tuple[tuple[int, int, int, int], ...]] = {
 _Axis = tuple[Edge, int]
 
 
-def choose_input_shapes(graph: Graph, shapes: Mapping[Edge, Shape]) -> Iterator[Mapping[Edge, Shape]]:
+def choose_input_shapes(
+    graph: Graph, shapes: Mapping[Edge, Shape], batch_sizes: Sequence[int] = BATCH_SIZES
+) -> Iterator[Mapping[Edge, Shape]]:
     """Yield shapes of the inputs that agree with the weights of a graph, the best first.
 
     Args:
         graph: graph of either dialect.
         shapes: shapes of the inputs of known rank.
+        batch_sizes: sizes of a batch, in the order in which they are tried.
 
     Raises:
         GraphError: the nodes form a cycle.
@@ -72,7 +75,7 @@ def choose_input_shapes(graph: Graph, shapes: Mapping[Edge, Shape]) -> Iterator[
     # Axes that are the batch, too, for example of a recurrent state.
     subsets = [{*subset} for count in range(MAX_SUBSET + 1) for subset in combinations(indices, count)]
     tried, rejected = list[Mapping[Edge, Shape]](), []
-    for subset, size, batch, factor in product(subsets, IMAGE_SIZES if is_image else SIZES, BATCH_SIZES, factors):
+    for subset, size, batch, factor in product(subsets, IMAGE_SIZES if is_image else SIZES, batch_sizes, factors):
         sizes = {root: size * factor if index % 2 else size for root, index in indices.items() if root not in subset}
         candidate = _with_sizes(shapes, fixed | {location: sizes.get(root, batch) for location, root in free.items()})
         if candidate in tried or sum(prod(shape.sizes) for shape in candidate.values()) > MAX_ELEMENTS:

@@ -12,9 +12,9 @@ import pytest
 import quantkit as qk
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.evaluation import EvaluationInterrupted, LayerComparison, compare
+from quantkit.evaluation.comparison_samples import RandomSamples
 from quantkit.evaluation.graph_tensors import GraphTensors
 from quantkit.evaluation.layer_comparison import LEGEND, LayerRow
-from quantkit.evaluation.random_inputs import random_feeds
 from quantkit.evaluation.tensor_matching import match_tensors
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -22,7 +22,7 @@ from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.progress import Progress
 from quantkit.quantization import Scheme, annotate, convert
 from quantkit.recipes import rewrite
-from quantkit.runtimes.session import RuntimeVersion, TensorInfo
+from quantkit.runtimes.session import RuntimeVersion
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -315,13 +315,89 @@ def test_random_inputs_flag_only_values_that_are_not_finite(tmp_path: Path, caps
     assert "at most 10,000 random inputs" in capsys.readouterr().err
 
 
+def image_graph(dtype: DType) -> Graph:
+    """Return a graph whose only input takes images of a dynamic batch."""
+    attrs = {"dtype": dtype, "shape": Shape((None, 32, 48, 3))}
+    return Graph.of([Node("x", "Placeholder", attrs=attrs), Node("y", "Identity", (Edge("x"),))], ["x"], ["y"])
+
+
 def test_random_images_are_patches() -> None:
-    floats, pixels = (TensorInfo("x", dtype, Shape((None, 32, 48, 3))) for dtype in (DType.FLOAT, DType.UINT8))
-    ((feeds, pixel_feeds),) = random_feeds([floats], [pixels], 1, 0)
+    floats = image_graph(DType.FLOAT)
+    with (
+        qk.open_session(floats, "reference") as first,
+        qk.open_session(image_graph(DType.UINT8), "reference") as second,
+    ):
+        ((feeds, pixel_feeds),) = RandomSamples(floats, 1, 0).feeds(first, second)
     np.testing.assert_array_equal(feeds["x"], (pixel_feeds["x"].astype(np.float32) - 128) / 128)
     assert feeds["x"].shape == (1, 32, 48, 3)
     neighbours = np.abs(np.diff(feeds["x"], axis=2)).mean()
     assert neighbours < 0.3 * feeds["x"].std(), "most neighbours are alike"
+
+
+def compare_random(nodes: list[Node], inputs: list[str], *others: Graph, **options: Any) -> LayerComparison:
+    """Compare a TensorFlow graph with itself, or with another one, on two random inputs."""
+    graph = Graph.of(nodes, inputs, [nodes[-1].name])
+    return run(graph, *(others or (graph,)), **options)
+
+
+def placeholder(name: str, dtype: DType, *sizes: int | None) -> Node:
+    return Node(name, "Placeholder", attrs={"dtype": dtype, "shape": Shape(sizes)})
+
+
+@pytest.mark.parametrize("classes", [1, 2, 7])
+def test_random_ids_are_rows_of_the_table(classes: int) -> None:
+    nodes = [
+        placeholder("ids", DType.INT64, None, 5),
+        constant("table", RANDOM.normal(size=(classes, 4)).astype(np.float32)),
+        constant("axis", np.int32(0)),
+        Node("y", "GatherV2", (Edge("table"), Edge("ids"), Edge("axis")), attrs=FLOAT),
+    ]
+    assert [row.sqnr for row in compare_random(nodes, ["ids"]).rows] == [inf]
+
+
+def test_random_sizes_are_those_of_the_weights() -> None:
+    nodes = [
+        placeholder("x", DType.FLOAT, None, None),
+        placeholder("mask", DType.INT32, None, None),
+        constant("w", RANDOM.normal(size=(6, 4)).astype(np.float32)),
+        Node("real", "Cast", (Edge("mask"),), attrs={"SrcT": DType.INT32, "DstT": DType.FLOAT}),
+        Node("masked", "Mul", (Edge("x"), Edge("real")), attrs=FLOAT),
+        Node("y", "MatMul", (Edge("masked"), Edge("w")), attrs=FLOAT),
+    ]
+    rows = {row.name: row.sqnr for row in compare_random(nodes, ["x", "mask"]).rows}
+    assert rows["y"] == inf
+
+
+def test_random_sizes_of_images_are_those_of_the_other_version() -> None:
+    def network(*sizes: int | None) -> list[Node]:
+        return [placeholder("x", DType.FLOAT, *sizes), Node("y", "Relu", (Edge("x"),), attrs=FLOAT)]
+
+    fixed = Graph.of(network(1, 40, 24, 3), ["x"], ["y"])
+    assert [row.sqnr for row in compare_random(network(None, None, None, 3), ["x"], fixed).rows] == [inf]
+    dynamic = Graph.of(network(None, None, None, None), ["x"], ["y"])
+    assert [row.sqnr for row in compare_random(network(1, 40, 24, 3), ["x"], dynamic).rows] == [inf]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_random_divisors_are_not_zero(op: str) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    nodes = [
+        placeholder("x", DType.INT64, 8),
+        placeholder("by", DType.INT64, 8),
+        Node("y", op, (Edge("x"), Edge("by"))),
+    ]
+    graph = Graph.of(nodes, ["x", "by"], ["y"], dialect="onnx", extra=onnx.header({"y": (DType.INT64, Shape((8,)))}))
+    result = compare(graph, graph, runtimes=("onnxruntime", "onnxruntime"), limit=2)
+    assert [row.sqnr for row in result.rows] == [inf]
+
+
+def test_inputs_that_cannot_be_random_name_data() -> None:
+    attrs = {"SrcT": DType.STRING, "DstT": DType.FLOAT}
+    strings = [placeholder("x", DType.STRING, 2), Node("y", "Cast", (Edge("x"),), attrs=attrs)]
+    with pytest.raises(UsageError, match="cannot generate random values for input 'x', which takes strings") as caught:
+        compare_random(strings, ["x"])
+    assert "--data" in caught.value.hint
 
 
 def test_clamped_values_are_not_compared() -> None:
