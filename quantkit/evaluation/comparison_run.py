@@ -1,6 +1,7 @@
 """Run of a comparison: both versions on each sample, with the sums of each pair of tensors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
@@ -11,15 +12,14 @@ from quantkit.evaluation.comparison_samples import ComparisonSamples
 from quantkit.evaluation.graph_tensors import GraphTensors, TensorProbe
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.layer_comparison import LayerComparison, LayerRow
+from quantkit.evaluation.optimizer_changes import ComparedVersion, Tensors, VersionRun
 from quantkit.evaluation.tensor_matching import TensorPair, match_tensors
 from quantkit.evaluation.tensor_sums import TensorSums
 from quantkit.formats import onnx
-from quantkit.ir.graph import Edge, Graph
-from quantkit.ir.tensor import Array
-from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
+from quantkit.ir.graph import Graph
 from quantkit.progress import OnProgress, Progress
-from quantkit.runtimes import AUTO, observing_runtime, open_session
-from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions
+from quantkit.runtimes import AUTO, observing_runtime
+from quantkit.runtimes.session import RuntimeVersion, SessionOptions
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ComparisonRun:
     floor: float
 
     def run(self, runtimes: Sequence[str], options: SessionOptions, on_progress: OnProgress) -> LayerComparison:
-        """Compare all tensors that the versions have in common.
+        """Compare all tensors that the versions have in common; outputs as the runtimes compute them without the rest.
 
         Args:
             runtimes: runtime of each version.
@@ -58,23 +58,41 @@ class ComparisonRun:
                 f"{self.names[0]} and {self.names[1]} have no tensor in common, by name or by weights",
                 hint="compare versions of one model; quantkit summarize shows the graphs",
             )
-        probes = ([pair.first for pair in pairs], [pair.second for pair in pairs])
         sums = _PairSums(tensors[0], pairs)
-        with (
-            _open(self.graphs[0], probes[0], runtimes[0], replace(options, precision="float32")) as first,
-            _open(self.graphs[1], probes[1], runtimes[1], options) as second,
-        ):
+        first_options = replace(options, precision="float32")
+        with ExitStack() as stack:
+            first = self._open(0, [(pair.name, pair.first) for pair in pairs], runtimes[0], first_options, stack)
+            second = self._open(1, [(pair.name, pair.second) for pair in pairs], runtimes[1], options, stack)
             try:
-                for feeds, other_feeds in self.samples.feeds(first, second):
-                    sums.add(_fetch(first, self.graphs[0], feeds), _fetch(second, self.graphs[1], other_feeds))
+                for feeds, other_feeds in self.samples.feeds(first.deployed, second.deployed):
+                    sums.add(first.run(feeds), second.run(other_feeds))
                     on_progress(Progress("comparing", sums.num_samples, self.samples.total))
             except KeyboardInterrupt:
                 if not sums.num_samples:
                     raise
                 raise EvaluationInterrupted(self._result(sums, (first.runtime, second.runtime))) from None
-            if not sums.num_samples:
-                raise UsageError("the dataset has no sample", hint="pass at least one sample, or omit the data")
-            return self._result(sums, (first.runtime, second.runtime))
+        if not sums.num_samples:
+            raise UsageError("the dataset has no sample", hint="pass at least one sample, or omit the data")
+        result = self._result(sums, (first.runtime, second.runtime))
+        try:
+            return replace(result, optimizer_changes=(*first.find_changes(), *second.find_changes()))
+        except KeyboardInterrupt:
+            raise EvaluationInterrupted(result) from None
+
+    def _open(
+        self,
+        index: int,
+        probes: Sequence[tuple[str, TensorProbe]],
+        runtime: str,
+        options: SessionOptions,
+        stack: ExitStack,
+    ) -> VersionRun:
+        """Open a version with its compared tensors, by plain name."""
+        graph = self.graphs[index]
+        edges = tuple(dict.fromkeys(edge for _, probe in probes for edge in probe.edges))
+        names = {probe.edge: name for name, probe in probes if probe.edge in graph.outputs}
+        name = observing_runtime(graph.dialect) if runtime == AUTO else runtime
+        return VersionRun(ComparedVersion(self.names[index], graph, edges, names, name, options), stack)
 
     def _result(self, sums: "_PairSums", runtimes: tuple[RuntimeVersion, RuntimeVersion]) -> LayerComparison:
         rows = sums.rows()
@@ -102,7 +120,7 @@ class _PairSums:
         self.sums = [TensorSums(pair, tensors.graph.dialect == onnx.DIALECT) for pair in pairs]
         self.num_samples = 0
 
-    def add(self, first: Mapping[Edge, Array], second: Mapping[Edge, Array]) -> None:
+    def add(self, first: Tensors, second: Tensors) -> None:
         """Add the tensors of one sample, by edge."""
         with np.errstate(all="ignore"):
             for pair, sums in zip(self.pairs, self.sums, strict=True):
@@ -130,21 +148,3 @@ class _PairSums:
                 drop = input_sqnr - rows[index].sqnr
                 rows[index] = replace(rows[index], sqnr_drop=drop if isfinite(drop) else 0.0)
         return tuple(rows.values())
-
-
-def _open(graph: Graph, probes: Iterable[TensorProbe], runtime: str, options: SessionOptions) -> Session:
-    """Open a session that fetches all compared tensors."""
-    edges = list(dict.fromkeys(edge for probe in probes for edge in probe.edges))
-    observed = graph.with_endpoints(None, edges)
-    if graph.dialect != onnx.DIALECT:
-        observed = copy_shared_summands(observed)
-    return open_session(observed, observing_runtime(graph.dialect) if runtime == AUTO else runtime, options)
-
-
-def _fetch(session: Session, graph: Graph, feeds: Mapping[str, Array]) -> dict[Edge, Array]:
-    """Run a session and return its outputs by edge."""
-    is_onnx = graph.dialect == onnx.DIALECT
-    return {
-        onnx.edge_of(graph, name) if is_onnx else Edge.parse(name): values
-        for name, values in session.run(feeds).items()
-    }

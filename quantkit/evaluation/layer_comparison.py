@@ -10,6 +10,7 @@ from quantkit.arguments import public, require_number
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.drawing.bar_chart import BarChart
 from quantkit.errors import CheckError
+from quantkit.evaluation.optimizer_changes import OptimizerChange
 from quantkit.runtimes.session import RuntimeVersion
 
 # Below 10 dB less than two bits are correct.
@@ -109,6 +110,7 @@ class LayerComparison:
         rejected: message by name of each image that could not be decoded.
         preprocessing: preprocessing of images; None for arrays and random inputs.
         resized: tensors whose size depends on the data, and differs between the versions in every sample.
+        optimizer_changes: outputs that the optimizer of a runtime changes; the rows of inner tensors do not show this.
     """
 
     models: tuple[str, str]
@@ -121,6 +123,7 @@ class LayerComparison:
     rejected: tuple[tuple[str, str], ...] = ()
     preprocessing: Preprocessing | None = None
     resized: tuple[str, ...] = ()
+    optimizer_changes: tuple[OptimizerChange, ...] = ()
 
     @property
     def worst_first(self) -> tuple[LayerRow, ...]:
@@ -157,18 +160,25 @@ class LayerComparison:
 
     @public
     def check(self, *, min_sqnr: float | None = None) -> None:
-        """Check that no tensor is broken or below a limit.
+        """Check that no tensor is broken or below a limit, and that no optimizer changes an output by more.
 
         Args:
             min_sqnr: lowest allowed SQNR in decibels (default: no limit).
 
         Raises:
-            CheckError: a tensor is broken or below the limit.
+            CheckError: a tensor is broken or below the limit, or an output changes by more.
             UsageError: the limit is not a finite number.
         """
         if min_sqnr is None:
             return
         require_number(min_sqnr=min_sqnr)
+        change = next((change for change in self.optimizer_changes if change.sqnr < min_sqnr), None)
+        if change is not None:
+            raise CheckError(
+                f"{change}, which is below {min_sqnr:g} dB",
+                hint="select another runtime with FILE@RUNTIME, or disable its optimizer; "
+                "quantkit summarize states whether int8 sums of a file can saturate",
+            )
         failing = [row for row in self.rows if row.is_broken or row.sqnr < min_sqnr]
         if failing:
             first = failing[0]
@@ -209,6 +219,7 @@ class LayerComparison:
             "layers": [row.to_json() for row in self.worst_first],
             "only_first": list(self.only_first),
             "resized": list(self.resized),
+            "optimizer_changes": [change.to_json() for change in self.optimizer_changes],
             "rejected": [{"name": name, "message": message} for name, message in self.rejected],
         }
 
@@ -218,6 +229,7 @@ class LayerComparison:
         first, second = (f"{name} in {runtime}" for name, runtime in zip(self.models, self.runtimes, strict=True))
         inputs = "random inputs" if self.is_random else "samples"
         lines = [f"{first} against {second}: {len(self.rows)} tensors, {self.samples} {inputs}"]
+        lines += map(str, self.optimizer_changes)
         bad, outlier = self.first_bad, self.first_outlier
         if bad:
             lines.append(f"first bad layer: {bad.name} ({bad.op}): {bad.reason(self.floor)}")

@@ -44,8 +44,7 @@ class ObservedGraph:
         if not labels:
             return cls(graph)
         observed = graph.with_endpoints(None, [*graph.outputs, *labels])
-        is_onnx = graph.dialect == onnx.DIALECT
-        return cls(observed if is_onnx else copy_shared_summands(observed), tuple(labels.values()))
+        return cls(copy_shared_summands(observed), tuple(labels.values()))
 
     @property
     def fields(self) -> tuple[Any, ...]:

@@ -86,19 +86,26 @@ def new_constants(graph: Graph, other: Graph) -> frozenset[str]:
     return frozenset(node.name for node in nodes if node.name not in other or other[node.name] != node)
 
 
-def move_arrays(arrays: Mapping[str, Array], seed: int) -> dict[str, Array]:
-    """Return arrays whose floats have moved by one unit in the last place, in random directions."""
+def move_arrays(arrays: Mapping[str, Array], seed: int, step: float = 0.0) -> dict[str, Array]:
+    """Return arrays whose floats and pixels have moved by one unit in the last place, in random directions.
+
+    Args:
+        arrays: arrays by name.
+        seed: seed of the directions.
+        step: distance of neighbouring numbers as a fraction of their value, if it is larger than that of the type.
+    """
     random = np.random.default_rng(seed)
-    return {name: _move(random, values, DType.of(values.dtype)) for name, values in arrays.items()}
+    return {name: _move(random, values, DType.of(values.dtype), step) for name, values in arrays.items()}
 
 
-def move_constants(graph: Graph, seed: int, names: frozenset[str] | None = None) -> Graph:
+def move_constants(graph: Graph, seed: int, names: frozenset[str] | None = None, step: float = 0.0) -> Graph:
     """Return a graph whose weights have moved by one unit in the last place, in random directions.
 
     Args:
         graph: graph of either dialect.
         seed: seed of the directions.
         names: names of the constants that move; None for all.
+        step: see `move_arrays`.
     """
     random = np.random.default_rng(seed)
     is_smooth: dict[str, bool] = {}
@@ -112,7 +119,9 @@ def move_constants(graph: Graph, seed: int, names: frozenset[str] | None = None)
         if not is_smooth[name] or not _is_float_constant(graph[name]):
             continue
         value = graph[name].value
-        nodes[name] = graph[name].with_attrs(value=Tensor.of(_move(random, value.array, value.dtype), value.dtype))
+        nodes[name] = graph[name].with_attrs(
+            value=Tensor.of(_move(random, value.array, value.dtype, step), value.dtype)
+        )
     return graph.with_nodes(nodes.values())
 
 
@@ -154,17 +163,21 @@ def _is_float_constant(node: Node) -> bool:
     return node.is_constant and isinstance(value, Tensor) and value.dtype in ULP
 
 
-def _move(random: np.random.Generator, values: Array, dtype: DType) -> Array:
+def _move(random: np.random.Generator, values: Array, dtype: DType, step: float = 0.0) -> Array:
     """Return values that have moved, each one and each index of each axis in its own direction.
 
     The errors of a scale are common to the weights of a channel: their effects add up.
     """
+    if dtype is DType.UINT8:
+        size = round(255 * step)
+        return (values + random.integers(-size, size, values.shape, endpoint=True)).clip(0, 255).astype(np.uint8)
     if dtype not in ULP:
         return values
-    factor = 1 + ULP[dtype] / 2 * random.choice((-1.0, 1.0), values.shape)
+    half = max(ULP[dtype], step) / 2
+    factor = 1 + half * random.choice((-1.0, 1.0), values.shape)
     for axis, size in enumerate(values.shape if values.ndim > 1 else ()):
         shape = [size if index == axis else 1 for index in range(values.ndim)]
-        factor *= 1 + ULP[dtype] / 2 * random.choice((-1.0, 1.0), size).reshape(shape)
+        factor *= 1 + half * random.choice((-1.0, 1.0), size).reshape(shape)
     return np.asarray(values * factor).astype(values.dtype)
 
 
