@@ -76,9 +76,9 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     if is_onnx and (options.profile or (isinstance(model, Path) and has_onnx_functions(model))):
         model = named_onnx_graph(model)
     is_file = isinstance(model, Path)
-    data = to_onnx(model) if isinstance(model, Graph) else b""
+    source = BytesIO(to_onnx(model)) if isinstance(model, Graph) else model
     try:
-        network = core.read_model(model) if is_file else _read_onnx(data)
+        network = _read_onnx(source) if is_onnx else core.read_model(source)
     except Exception as error:
         raise _translate_error(error, name, is_file=is_file) from error
     for port in network.inputs:
@@ -93,7 +93,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         raise _translate_error(error, name, is_file=is_file) from error
     profiler = OpenvinoProfiler(compiled, model) if options.profile else None
     output_names = [port.names for port in network.outputs]
-    del data, network  # the compiled network keeps no reference, so that their memory is free while it runs
+    del source, network  # the compiled network keeps no reference, so that their memory is free while it runs
     inputs = tuple(map(_info, compiled.inputs))
     unused = _unused_inputs(model, inputs) if isinstance(model, Graph) else ()
     return FunctionSession(
@@ -118,16 +118,16 @@ def _find_int8_nodes(graph: Graph) -> frozenset[str]:
     core = _module().Core()
     config = _config(core, "CPU", SessionOptions())
     try:
-        compiled = core.compile_model(_read_onnx(to_onnx(graph)), "CPU", config)
+        compiled = core.compile_model(_read_onnx(BytesIO(to_onnx(graph))), "CPU", config)
     except Exception as error:
         raise _translate_error(error, "the graph", is_file=False) from error
     return _int8_nodes(compiled)
 
 
-def _read_onnx(data: bytes) -> Any:
+def _read_onnx(model: Path | BytesIO) -> Any:
     """Return the network of an ONNX model; a search for its front end would log the errors of the other ones."""
     front_end = importlib.import_module("openvino.frontend").FrontEndManager().load_by_framework("onnx")
-    return front_end.convert(front_end.load(BytesIO(data)))
+    return front_end.convert(front_end.load(model))
 
 
 def _int8_nodes(compiled: Any) -> frozenset[str]:

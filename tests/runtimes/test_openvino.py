@@ -1,3 +1,4 @@
+import importlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from quantkit.errors import GraphError, InputError, UnavailableError
+from quantkit.formats.files import load, save
 from quantkit.formats.onnx.schema import message_class
 from quantkit.runtimes import openvino as module
 from quantkit.runtimes.openvino import RUNTIME, _properties, _translate_error
@@ -123,3 +125,24 @@ def test_an_impossible_opset_is_rejected_before_openvino_tries_all_versions(tmp_
     path.write_bytes(message.SerializeToString())
     with pytest.raises(InputError, match="the version 2147483647 of the operator set 'ai.onnx' is impossible"):
         RUNTIME.open(path, SessionOptions())
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_ops_of_onnxruntime_are_read_without_log_lines(
+    is_file: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = message_class("ModelProto")(ir_version=8)
+    message.opset_import.add(version=17)
+    message.opset_import.add(domain="com.microsoft", version=1)
+    message.graph.node.add(op_type="QuickGelu", domain="com.microsoft", input=["x"], output=["y"])
+    for info in (message.graph.input.add(name="x"), message.graph.output.add(name="y")):
+        info.type.tensor_type.elem_type = 1
+        info.type.tensor_type.shape.dim.add(dim_value=3)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(message.SerializeToString())
+    save(load(path), path)
+    importlib.import_module("openvino").Core().read_model(path)
+    x = np.float32([-1, 0, 2])
+    with RUNTIME.open(path if is_file else load(path), SessionOptions()) as session:
+        np.testing.assert_allclose(session.run({"x": x})["y"], x / (1 + np.exp(-1.702 * x)), rtol=1e-5)
+    assert capfd.readouterr().err == ""

@@ -127,10 +127,15 @@ def chunks(graph: Graph, location: str = "") -> Iterator[wire.Buffer]:
             hint="save the model with external data: qk.save(graph, 'model.onnx')",
         )
     model.ClearField("graph")
-    yield model.SerializeToString(deterministic=True)
+    data = model.SerializeToString(deterministic=True)
+    # OpenVINO accepts files with several operator sets only if the graph is before them, in the order of the fields.
+    fields = wire.fields(memoryview(data), 0, len(data))
+    position = next((begin for number, _, begin, _, _ in fields if number > MODEL_GRAPH), len(data))
+    yield data[:position]
     yield wire.header(MODEL_GRAPH, length)
     for part in parts:
         yield content_of(part) if isinstance(part, Tensor) else part
+    yield data[position:]
 
 
 class _ModelWriter:
