@@ -15,7 +15,7 @@ from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
 from quantkit.registry import Registry
 from quantkit.runtimes import litert, onnxruntime, openvino, reference, tensorflow
-from quantkit.runtimes.onnxruntime import custom_op_library
+from quantkit.runtimes.onnxruntime import custom_op_libraries, custom_op_library
 from quantkit.runtimes.runtime import Runtime, check_runtime
 from quantkit.runtimes.session import Session, SessionOptions, SkippedRuntime
 
@@ -25,6 +25,7 @@ __all__ = [
     "Runtime",
     "Session",
     "SessionOptions",
+    "custom_op_libraries",
     "custom_op_library",
     "find_runtime",
     "observing_runtime",

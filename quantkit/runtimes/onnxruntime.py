@@ -75,7 +75,7 @@ def custom_op_library(*files: str | os.PathLike[str]) -> Iterator[None]:
                 hint="name the shared library with the custom ops",
             )
     before = os.environ.get(_LIBRARIES)
-    os.environ[_LIBRARIES] = "\n".join(dict.fromkeys([*_libraries(), *map(str, paths)]))
+    os.environ[_LIBRARIES] = "\n".join(dict.fromkeys([*custom_op_libraries(), *map(str, paths)]))
     try:
         if _available().ok:
             _register_libraries(_module().SessionOptions())
@@ -87,8 +87,9 @@ def custom_op_library(*files: str | os.PathLike[str]) -> Iterator[None]:
             os.environ[_LIBRARIES] = before
 
 
-def _libraries() -> list[str]:
-    return os.environ.get(_LIBRARIES, "").splitlines()
+def custom_op_libraries() -> tuple[str, ...]:
+    """Return the libraries of the enclosing `custom_op_library` blocks."""
+    return tuple(os.environ.get(_LIBRARIES, "").splitlines())
 
 
 def _register_libraries(config: Any) -> None:
@@ -97,7 +98,7 @@ def _register_libraries(config: Any) -> None:
     Raises:
         InputError: ONNX Runtime rejects a library.
     """
-    for library in _libraries():
+    for library in custom_op_libraries():
         try:
             config.register_custom_ops_library(library)
         except Exception as error:
@@ -111,7 +112,7 @@ def _has_custom_op(op: str) -> bool:
     """Return True if a library of `custom_op_library` has an op type, such as ``com.acme.Resample``."""
     from quantkit.convert.to_onnx import to_onnx
 
-    if not _libraries() or not _available().ok:
+    if not custom_op_libraries() or not _available().ok:
         return False
     onnxruntime = _module()
     # Without inputs, a registered op fails too, but with another error.
@@ -264,7 +265,7 @@ def _native_options(options: SessionOptions) -> str:
     if options.spinning is not None:
         value = int(options.spinning)
         lines += [f'options.add_session_config_entry("session.{pool}.allow_spinning", "{value}")' for pool in _POOLS]
-    lines += [f"options.register_custom_ops_library({library!r})" for library in _libraries()]
+    lines += [f"options.register_custom_ops_library({library!r})" for library in custom_op_libraries()]
     return "\n".join([*lines, f'session = onnxruntime.InferenceSession("model.onnx", options, providers=["{CPU}"])'])
 
 

@@ -21,7 +21,7 @@ from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.targets.base import BFLOAT16
 from quantkit.quantization.workflow.host import find_bfloat16_instruction
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
-from quantkit.runtimes import find_runtime
+from quantkit.runtimes import custom_op_libraries, find_runtime
 
 # A lower agreement with the float model leads to a recommendation.
 GOOD_AGREEMENT = 0.98
@@ -43,6 +43,7 @@ class Commands:
         flags: flags about inputs, outputs, recipe and preprocessing.
         preprocessing: the preprocessing flags among them.
         is_held_out: True if the accuracy is measured on other samples than the calibration samples.
+        libraries: libraries with the custom ops of the model.
     """
 
     model: str
@@ -52,10 +53,18 @@ class Commands:
     flags: tuple[str, ...] = ()
     preprocessing: tuple[str, ...] = ()
     is_held_out: bool = False
+    libraries: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: str, target: Target, options: Options) -> Self:
-        """Return the commands after a quantization with these options."""
+    def of(cls, model: str, target: Target, options: Options, *, lacks_kernels: bool = False) -> Self:
+        """Return the commands after a quantization with these options.
+
+        Args:
+            model: name of the float model.
+            target: target of the quantization.
+            options: options of the caller.
+            lacks_kernels: True if the model has custom ops without a kernel; a library is still to be named.
+        """
         source = cls.source
         if options.calibration is not None:
             source = ("--calibration", _path_text(options.calibration, "DATA"), "--limit", str(options.limit))
@@ -66,16 +75,23 @@ class Commands:
         flags = (*_flags(options, "inputs", "outputs", "recipe"), *preprocessing)
         output = options.output or Path(f"OUTPUT{target.suffixes[0]}")
         is_held_out = options.held_out is not None or options.max_drop is not None
-        return cls(model, output, source, _path_text(held_out, cls.data), flags, preprocessing, is_held_out)
+        libraries = custom_op_libraries() or (("LIBRARY",) if lacks_kernels else ())
+        data = _path_text(held_out, cls.data)
+        return cls(model, output, source, data, flags, preprocessing, is_held_out, libraries)
+
+    def command(self, *arguments: str) -> str:
+        """Return a command with the libraries of custom ops."""
+        flags = (part for library in self.libraries for part in ("--custom-op-library", library))
+        return shlex.join(("quantkit", *arguments, *flags))
 
     def quantize(self, target: str, *more: str, output: Path | None = None) -> str:
         """Return the quantize command for a target with further flags."""
         arguments = ("-o", str(output or self.output), "--target", target, *self.source, *more, *self.flags)
-        return _command("quantize", self.model, *arguments)
+        return self.command("quantize", self.model, *arguments)
 
     def store_weights(self, target: str) -> str:
         """Return the quantize command for the weights alone."""
-        return _command(
+        return self.command(
             "quantize", self.model, "-o", str(self.output), "--target", target, "--weights-only", *self.flags
         )
 
@@ -87,30 +103,30 @@ class Commands:
 
     def benchmark(self, runtime: str, quantized_runtime: str, *more: str) -> str:
         """Return the benchmark command for the float and the quantized model, each in a runtime."""
-        return _command("benchmark", f"{self.model}@{runtime}", f"{self.output}@{quantized_runtime}", *more)
+        return self.command("benchmark", f"{self.model}@{runtime}", f"{self.output}@{quantized_runtime}", *more)
 
     def evaluate(self, runtime: str, *more: str) -> str:
         """Return the evaluate command for the float model under other conditions."""
         arguments = ("--reference", self.model, "--data", self.data, *self.preprocessing, *more)
-        return _command("evaluate", f"{self.model}@{runtime}", *arguments)
+        return self.command("evaluate", f"{self.model}@{runtime}", *arguments)
 
     def compare(self) -> str:
         """Return the compare command for the float and the quantized model."""
-        return _command("compare", self.model, str(self.output), "--data", self.data, *self.preprocessing)
+        return self.command("compare", self.model, str(self.output), "--data", self.data, *self.preprocessing)
 
     def check_further(self, *, has_class_scores: bool) -> str:
         """Return the command that compares the quantized model with the float model on other samples."""
         models = (str(self.output), "--reference", self.model) if has_class_scores else (self.model, str(self.output))
         verb = "evaluate" if has_class_scores else "compare"
-        return _command(verb, *models, "--data", "DATA", *self.preprocessing)
+        return self.command(verb, *models, "--data", "DATA", *self.preprocessing)
 
     def evaluate_float(self) -> str:
         """Return the evaluate command for the float model."""
-        return _command("evaluate", self.model, "--data", self.data, *self.preprocessing)
+        return self.command("evaluate", self.model, "--data", self.data, *self.preprocessing)
 
     def summarize(self) -> str:
         """Return the summarize command for the float model."""
-        return _command("summarize", self.model)
+        return self.command("summarize", self.model)
 
 
 def recommend(report: QuantizationReport, commands: Commands) -> NextStep:
@@ -130,10 +146,10 @@ def recommend_for_float(report: QuantizationReport, commands: Commands) -> NextS
     reasons = Counter(node.reason for node in report.census.float_fallbacks if node.is_layer)
     if not reasons:
         reason = "the model has no convolution or matrix product to quantize; in float, the choice of a runtime is left"
-        return NextStep(reason, _command("benchmark", commands.model))
+        return NextStep(reason, commands.command("benchmark", commands.model))
     reason, count = reasons.most_common(1)[0]
     layers = f" ({count} of {reasons.total()} layers)" if count < reasons.total() else ""
-    command = _command("benchmark", commands.model)
+    command = commands.command("benchmark", commands.model)
     if report.max_drop is not None:
         command = commands.quantize(report.target, "--max-drop", f"{report.max_drop:g}", "--finetune", "10m")
     elif "--weights-only" in reason:
@@ -145,12 +161,12 @@ def recommend_check(report: QuantizationReport, commands: Commands) -> NextStep:
     """Return the check that is left for a model without a known fault."""
     pair = (commands.model, str(commands.output))
     if report.accuracy.metrics is None and report.accuracy.failures:
-        return NextStep("no runtime here can run the quantized model; doctor lists them", _command("doctor"))
+        return NextStep("no runtime here can run the quantized model; doctor lists them", "quantkit doctor")
     if report.latency.benchmark is None:
-        return NextStep("the latency was not measured", _command("benchmark", *pair))
+        return NextStep("the latency was not measured", commands.command("benchmark", *pair))
     if commands.is_held_out:
         return NextStep(
-            "a page with the latency of both models", _command("benchmark", *pair, "--html", "latency.html")
+            "a page with the latency of both models", commands.command("benchmark", *pair, "--html", "latency.html")
         )
     command = commands.check_further(has_class_scores=report.accuracy.quality is not None)
     return NextStep("the accuracy on other samples than the calibration samples", command)
@@ -281,10 +297,6 @@ def _bfloat16_note(target: Target, runtime: str) -> str:
 
 def _runtime_name(report: QuantizationReport) -> str:
     return report.runtime.name if report.runtime else find_target(report.target).runtimes[0]
-
-
-def _command(*arguments: str) -> str:
-    return shlex.join(("quantkit", *arguments))
 
 
 def _path_text(value: Any, placeholder: str) -> str:

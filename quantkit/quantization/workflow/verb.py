@@ -319,7 +319,8 @@ def _write_and_measure(
         if options.runs and latency.benchmark is not None:
             metadata = _write_receipt(metadata, model, conversion, report, file, options)
         report = replace(report, num_bytes=measure_size(file, conversion.quantized))
-    next_step = recommend(report, Commands.of(model.name, conversion.target, options))
+    lacks_kernels = conversion.whole is not None
+    next_step = recommend(report, Commands.of(model.name, conversion.target, options, lacks_kernels=lacks_kernels))
     return replace(report, next_step=next_step), metadata
 
 

@@ -52,6 +52,8 @@ def test_the_part_before_a_custom_op_is_quantized(name: str, tmp_path: Path) -> 
     assert cut_custom_ops(qk.load(path).graph).outputs == tuple(map(Edge, TAILS[name][1]))
     assert result.report.accuracy.sqnr is not None
     assert result.report.accuracy.sqnr.worst > 20
+    assert result.report.next_step is not None
+    assert result.report.next_step.command.endswith("q.onnx --custom-op-library LIBRARY")
     written = onnx.load(tmp_path / "q.onnx").graph
     assert [output.name for output in written.output] == ["y"]
     (custom,) = [node for node in written.node if node.domain == "com.acme"]
