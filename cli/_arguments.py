@@ -125,6 +125,17 @@ def add_threads(parser: ArgumentParser) -> None:
     )
 
 
+def add_isa(parser: ArgumentParser) -> None:
+    """Add the instruction set of oneDNN."""
+    from quantkit.runtimes.runtime import ISAS
+
+    parser.add_argument(
+        "--isa",
+        choices=tuple(ISAS),
+        help="limit OpenVINO and TensorFlow to the kernels of this instruction set (default: all of the processor)",
+    )
+
+
 def add_precision(parser: ArgumentParser, subject: str = "") -> None:
     """Add the arithmetic of a runtime.
 

@@ -15,6 +15,7 @@ from quantkit.formats import check_outputs
 from ._app import INTERRUPTED
 from ._arguments import (
     add_input_shape,
+    add_isa,
     add_model_flags,
     add_threads,
     options_of,
@@ -77,6 +78,7 @@ def _add_inputs(parser: ArgumentParser) -> None:
 
 def _add_process(parser: ArgumentParser) -> None:
     add_threads(parser)
+    add_isa(parser)
     parser.add_argument(
         "--precision",
         type=parse_precisions,

@@ -13,6 +13,7 @@ from quantkit.evaluation.layer_comparison import FLOOR, LEGEND, MAX_ROWS
 
 from ._app import INTERRUPTED
 from ._arguments import (
+    add_isa,
     add_model_flags,
     add_normalization,
     add_precision,
@@ -61,6 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_normalization(parser)
     add_threads(parser)
+    add_isa(parser)
     add_precision(parser, " for B; A runs in float32")
     add_model_flags(parser)
 

@@ -9,6 +9,7 @@ from ._app import INTERRUPTED
 from ._arguments import (
     add_classifier_flags,
     add_dataset,
+    add_isa,
     add_model_flags,
     add_precision,
     add_threads,
@@ -44,6 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_classifier_flags(parser)
     add_threads(parser)
+    add_isa(parser)
     add_precision(parser, " for MODEL; the reference runs in float32")
     parser.add_argument("--min-top1", type=parse_fraction, help="exit 1 if top-1 is below this, for example 0.75")
     parser.add_argument(

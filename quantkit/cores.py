@@ -1,12 +1,16 @@
 """Cores of this process, and the affinity of its threads."""
 
 import os
+import re
 from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from quantkit.errors import UnavailableError
 
+# Names of instruction sets in /proc/cpuinfo (x86, Arm).
+_CPU_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 _THREADS = Path("/proc/self/task")
 
@@ -32,6 +36,16 @@ def available_physical_cores(root: Path = Path("/sys/devices/system/cpu")) -> in
         file = root / f"cpu{cpu}" / "topology" / "thread_siblings_list"
         cores.add(file.read_text() if file.exists() else str(cpu))
     return len(cores) or os.cpu_count() or 1
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return the names of the processor's features, such as ``avx2``; empty if the system does not list them."""
+    try:
+        flags = _CPU_FLAGS.search(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return frozenset()
+    return frozenset(flags[1].split()) if flags else frozenset()
 
 
 def is_restricted() -> bool:

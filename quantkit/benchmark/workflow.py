@@ -41,6 +41,7 @@ def benchmark(
     precision: str | Iterable[str] = "float32",
     cpus: Iterable[int] = (),
     environment: Mapping[str, str] | None = None,
+    isa: str | None = None,
     streams: int | None = None,
     spinning: bool | None = None,
     batch: int | None = None,
@@ -79,6 +80,7 @@ def benchmark(
         precision: arithmetic that runtimes may use, one of `PRECISIONS`; several give each model one row per precision.
         cpus: hardware threads of the processes (default: all).
         environment: variables (``KMP_AFFINITY``, ``OMP_NUM_THREADS`` ...), set before a runtime is loaded.
+        isa: limit of the instructions of OpenVINO and TensorFlow (oneDNN): ``avx2`` or ``avx512``.
         streams: measure the throughput, with this number of calls at the same time (default: the latency of one call at
             a time).
         spinning: idle threads spin, in ONNX Runtime (default: the default of the runtime).
@@ -146,6 +148,7 @@ def benchmark(
             precision=precision,
             cpus=cpus,
             environment=environment,
+            isa=isa,
             streams=streams,
             spinning=spinning,
             batch=batch,

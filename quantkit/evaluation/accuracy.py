@@ -5,7 +5,7 @@ Each image is decoded once and prepared for each model: float or uint8, channels
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,6 +31,7 @@ from quantkit.evaluation.classification_metrics import ClassificationMetrics
 from quantkit.evaluation.evaluation_run import EvaluationCounts, EvaluationFacts, EvaluationRun, EvaluationSettings
 from quantkit.evaluation.evaluation_workers import evaluate_parts
 from quantkit.evaluation.interrupted import EvaluationInterrupted
+from quantkit.evaluation.limited_process import limits_isa
 from quantkit.evaluation.opened_model import describe_assumption
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.evaluation.tasks import Score, find_task
@@ -38,6 +39,7 @@ from quantkit.facts import format_facts, format_facts_as_html
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
+from quantkit.runtimes.runtime import isa_environment
 from quantkit.runtimes.session import RuntimeVersion, SessionOptions
 
 # Samples per run for models with a dynamic batch: larger batches are hardly faster on a CPU.
@@ -64,6 +66,7 @@ class Evaluation:
         preprocessing: description of the preprocessing, with its source.
         is_assumed: True if neither the caller nor the model states the preprocessing.
         outputs: metric of a task and SQNR of the outputs, with the reference model; None without a task.
+        environment: environment variables of the process that ``isa`` set.
     """
 
     model: str
@@ -79,6 +82,7 @@ class Evaluation:
     preprocessing: str = ""
     is_assumed: bool = False
     outputs: OutputSqnr | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @public
     def check(
@@ -139,6 +143,7 @@ class Evaluation:
             "schema": "quantkit.evaluate/2",
             "model": self.model,
             "runtime": {"name": self.runtime.name, "version": self.runtime.version},
+            "environment": dict(self.environment),
             "reference": self.reference or None,
             "reference_runtime": other and {"name": other.name, "version": other.version},
             **self.metrics.to_json(),
@@ -169,6 +174,7 @@ class Evaluation:
         rows.append(("speed", f"{self.samples_per_second:.1f} samples per second"))
         if self.input_rates:
             rows.append(("with input", describe_rates(self.input_rates)))
+        rows += list(self.environment.items())
         if self.reference:
             rows.append(("reference", f"{self.reference} in {self.reference_runtime}"))
         return rows
@@ -206,6 +212,7 @@ class Evaluation:
 
 
 @public
+@limits_isa("model", "reference")
 def evaluate(
     model: Any,
     data: Any,
@@ -221,6 +228,7 @@ def evaluate(
     precision: str | None = None,
     intra_op: int | None = None,
     inter_op: int | None = None,
+    isa: str | None = None,
     min_top1: float | None = None,
     min_agreement: float | None = None,
     max_kl: float | None = None,
@@ -253,6 +261,8 @@ def evaluate(
         workers: number of processes, among which the cores are divided; the data is then files or arrays.
         precision: lowest precision that the runtime may compute in; the reference model runs in float32.
         intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
+        isa: instruction set, ``avx2`` or ``avx512``, of the kernels of OpenVINO and TensorFlow (oneDNN),
+            as on another processor. Both models then run in another process.
         min_top1, min_agreement: lowest allowed top-1 accuracy, and agreement or metric of the task, in [0, 1].
         max_kl: highest allowed mean KL divergence in nats.
         options: threads, device and precision in one value; the arguments above override it.
@@ -294,7 +304,7 @@ def evaluate(
         raise UsageError(f"{metric.name} is measured with a reference model", hint="pass --reference MODEL")
     if callable(task) and workers > 1:
         raise UsageError("a function as task needs one process", hint="omit workers, or pass the name of a task")
-    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
+    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op, isa=isa)
     models = [as_model(value, offline=offline) for value in (model, reference) if value is not None]
     dataset = as_dataset(data, limit, inputs=models[0].input_names)
     for loaded in models:
@@ -327,6 +337,7 @@ def evaluate(
     if not counts.evaluated:
         require_images(counts.rejected)
     evaluation = _make_evaluation(facts, counts, perf_counter() - start, workers)
+    evaluation = replace(evaluation, environment={} if isa is None else isa_environment(isa))
     evaluation.check(min_top1=min_top1, min_agreement=min_agreement, max_kl=max_kl)
     return evaluation
 

@@ -10,7 +10,7 @@ The SQNR of a tensor hides small channels next to a large one, so the median cha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from os import PathLike
 from typing import Any, Literal, overload
@@ -36,12 +36,14 @@ from quantkit.errors import UnavailableError, UsageError
 from quantkit.evaluation.comparison_run import ComparisonRun
 from quantkit.evaluation.comparison_samples import ComparisonSamples, DatasetSamples, RandomSamples
 from quantkit.evaluation.layer_comparison import FLOOR, LayerComparison
+from quantkit.evaluation.limited_process import limits_isa
 from quantkit.ir.difference import EQUAL, differences
 from quantkit.ir.graph import Graph
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model, as_model
 from quantkit.model.endpoints import choose_image_endpoints
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
+from quantkit.runtimes.runtime import isa_environment
 from quantkit.runtimes.session import SessionOptions
 from quantkit.zoo.cards import list_cards
 
@@ -120,6 +122,7 @@ def compare(
     precision: str | None = ...,
     intra_op: int | None = ...,
     inter_op: int | None = ...,
+    isa: str | None = ...,
     structure: Literal[False] = ...,
     min_sqnr: float | None = ...,
     limit: int | None = ...,
@@ -139,6 +142,7 @@ def compare(first: Any, second: Any, *, structure: Literal[True], offline: bool 
 
 
 @public
+@limits_isa("first", "second")
 def compare(
     first: Any,
     second: Any,
@@ -151,6 +155,7 @@ def compare(
     precision: str | None = None,
     intra_op: int | None = None,
     inter_op: int | None = None,
+    isa: str | None = None,
     structure: bool = False,
     min_sqnr: float | None = None,
     limit: int | None = None,
@@ -174,6 +179,8 @@ def compare(
         options: threads, device and precision in one value; the arguments above override it.
         precision: lowest precision that the second version may be computed in; the first runs in float32.
         intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
+        isa: instruction set, ``avx2`` or ``avx512``, of the kernels of OpenVINO and TensorFlow (oneDNN),
+            as on another processor. Both models then run in another process.
         structure: compare nodes instead of values; only ``first``, ``second`` and ``offline`` apply.
         min_sqnr: lowest allowed SQNR in decibels.
         limit: maximum number of samples (default: 16 of a file or folder, 8 of at most 10,000 random inputs, else all).
@@ -214,7 +221,7 @@ def compare(
             hint='for example runtimes=("auto", "reference")',
         )
     require_callable(on_progress=on_progress, on_message=on_message)
-    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
+    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op, isa=isa)
     models = [as_model(value, offline=offline) for value in (first, second)]
     if structure:
         return compare_structure(*models)
@@ -233,6 +240,7 @@ def compare(
         samples = DatasetSamples(dataset, models, preprocessing, on_message)
     comparison = ComparisonRun((first_name, second_name), (first_graph, second_graph), samples, floor)
     result = comparison.run(runtime_names, options, on_progress)
+    result = replace(result, environment={} if isa is None else isa_environment(isa))
     result.check(min_sqnr=min_sqnr)
     return result
 

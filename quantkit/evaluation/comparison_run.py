@@ -59,7 +59,7 @@ class ComparisonRun:
                 hint="compare versions of one model; quantkit summarize shows the graphs",
             )
         sums = _PairSums(tensors[0], pairs)
-        first_options = replace(options, precision="float32")
+        first_options = replace(options, precision="float32", isa=None)
         with ExitStack() as stack:
             first = self._open(0, [(pair.name, pair.first) for pair in pairs], runtimes[0], first_options, stack)
             second = self._open(1, [(pair.name, pair.second) for pair in pairs], runtimes[1], options, stack)

@@ -170,7 +170,7 @@ class EvaluationRun:
         opened = open_model(
             model,
             settings.runtimes[index],
-            replace(settings.options, precision=precision),
+            replace(settings.options, precision=precision, isa=None if index else settings.options.isa),
             input_layer=settings.input_layer,
             output_layer=settings.output_layer,
             takes_arrays=not dataset.holds_images,

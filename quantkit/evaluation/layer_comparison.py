@@ -1,7 +1,7 @@
 """Result of a layer-by-layer comparison of two versions of a model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from math import isfinite
 from typing import Any
@@ -111,6 +111,7 @@ class LayerComparison:
         preprocessing: preprocessing of images; None for arrays and random inputs.
         resized: tensors whose size depends on the data, and differs between the versions in every sample.
         optimizer_changes: outputs that the optimizer of a runtime changes; the rows of inner tensors do not show this.
+        environment: environment variables of the process that ``isa`` set.
     """
 
     models: tuple[str, str]
@@ -124,6 +125,7 @@ class LayerComparison:
     preprocessing: Preprocessing | None = None
     resized: tuple[str, ...] = ()
     optimizer_changes: tuple[OptimizerChange, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def worst_first(self) -> tuple[LayerRow, ...]:
@@ -208,6 +210,7 @@ class LayerComparison:
             "schema": "quantkit.compare/2",
             "models": list(self.models),
             "runtimes": [{"name": runtime.name, "version": runtime.version} for runtime in self.runtimes],
+            "environment": dict(self.environment),
             "preprocessing": None if self.preprocessing is None else self.preprocessing.to_json(),
             "samples": self.samples,
             "random": self.is_random,
@@ -230,6 +233,7 @@ class LayerComparison:
         inputs = "random inputs" if self.is_random else "samples"
         lines = [f"{first} against {second}: {len(self.rows)} tensors, {self.samples} {inputs}"]
         lines += map(str, self.optimizer_changes)
+        lines += [f"{name}={value}" for name, value in self.environment.items()]
         bad, outlier = self.first_bad, self.first_outlier
         if bad:
             lines.append(f"first bad layer: {bad.name} ({bad.op}): {bad.reason(self.floor)}")

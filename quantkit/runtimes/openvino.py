@@ -23,7 +23,7 @@ from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.op_times import named_onnx_graph
 from quantkit.runtimes.openvino_profile import OpenvinoProfiler
-from quantkit.runtimes.runtime import ONEDNN_ISAS, Runtime
+from quantkit.runtimes.runtime import ISA_VARIABLE, ONEDNN_ISAS, Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 
 TELEMETRY = "openvino_telemetry"
@@ -326,7 +326,7 @@ RUNTIME = Runtime(
     precisions=tuple(_PRECISIONS),
     describe_build=_describe_build,
     describe_telemetry=_describe_telemetry,
-    tunables={"ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS},
+    tunables={ISA_VARIABLE: ONEDNN_ISAS},
     native_options=_native_options,
     fuses_float_ops=True,
     transposes_convolutions=True,

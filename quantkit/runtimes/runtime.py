@@ -1,12 +1,14 @@
 """A runtime as one object: its name, the models and options that it supports, and its `open`."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quantkit.cores import restricted_threads
-from quantkit.errors import UnavailableError
+from quantkit.arguments import require_choice
+from quantkit.cores import cpu_flags, restricted_threads
+from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.ir.graph import Graph
 from quantkit.registry import check_fields, is_text, is_texts
@@ -15,6 +17,34 @@ from quantkit.runtimes.session import PRECISIONS, Session, SessionOptions
 
 # Limits of the instructions that oneDNN may use: a processor with a lower one may run at a higher clock.
 ONEDNN_ISAS = ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI")
+# Environment variable with the limit.
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+# Instruction sets without dot products of 8-bit integers: the limit, and the features that a processor needs for it.
+ISAS = {
+    "avx2": ("AVX2", frozenset({"avx2"})),
+    "avx512": ("AVX512_CORE", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})),
+}
+
+
+def isa_environment(isa: str) -> dict[str, str]:
+    """Return the environment variables that limit the kernels of oneDNN to an instruction set.
+
+    Raises:
+        UsageError: there is no such instruction set.
+        UnavailableError: the processor does not have it.
+    """
+    require_choice(tuple(ISAS), isa=isa)
+    limit, features = ISAS[isa]
+    if not features <= cpu_flags():
+        others = [name for name, (_, flags) in ISAS.items() if flags <= cpu_flags()]
+        hint = f"use --isa {others[0]}, or a processor with {isa}" if others else "omit --isa"
+        raise UnavailableError(f"this processor has no {isa} instructions", hint=hint)
+    return {ISA_VARIABLE: limit}
+
+
+def is_limited(isa: str) -> bool:
+    """Return True if the process was started with the limit of an instruction set for the kernels of oneDNN."""
+    return isa in ISAS and os.environ.get(ISA_VARIABLE) == ISAS[isa][0]
 
 
 @dataclass(frozen=True)
@@ -108,7 +138,24 @@ class Runtime:
         """Return True if the dialect of a graph or the kind of a file is one of this runtime."""
         return model.dialect in self.dialects if isinstance(model, Graph) else kind_of(model) in self.kinds
 
+    def check_isa(self, isa: str | None) -> None:
+        """Check that the runtime can be held to an instruction set; None for no limit.
+
+        Raises:
+            UnavailableError: the runtime has no switch.
+        """
+        if isa is not None and ISA_VARIABLE not in self.tunables:
+            raise UnavailableError(
+                f"{self.title} has no switch for the instruction set", hint="use --runtime openvino or tensorflow"
+            )
+
     def _check_options(self, options: SessionOptions) -> None:
+        self.check_isa(options.isa)
+        if options.isa is not None and not is_limited(options.isa):
+            raise UsageError(
+                f"{self.title} reads the limit of the instruction set when it is loaded",
+                hint=f"start the process with {ISA_VARIABLE}={ISAS[options.isa][0]}",
+            )
         if options.gpu_index is not None and "gpu" not in self.devices:
             raise UnavailableError(f"{self.title} runs on the CPU only", hint="use --device cpu, or another --runtime")
         if options.precision not in self.precisions:

@@ -120,6 +120,8 @@ class SessionOptions:
         reuse_outputs: the outputs of a run are valid until the second run after it begins, so that runtimes need not
             copy them. Only for runs one after the other: with several ``streams``, the order in which runs end is
             unknown.
+        isa: instruction set that limits the kernels of oneDNN, ``avx2`` or ``avx512``, in a process that is
+            started with the limit; None for no limit.
         optimized: the runtime rewrites the graph; False for the nodes of the graph, in runtimes that can compute them.
     """
 
@@ -133,15 +135,23 @@ class SessionOptions:
     spinning: bool | None = None
     reuse_outputs: bool = False
     optimized: bool = True
+    isa: str | None = None
 
     @public
-    def with_(self, *, precision: str | None = None, intra_op: int | None = None, inter_op: int | None = None) -> Self:
+    def with_(
+        self,
+        *,
+        precision: str | None = None,
+        intra_op: int | None = None,
+        inter_op: int | None = None,
+        isa: str | None = None,
+    ) -> Self:
         """Return a copy with the arguments that are not None.
 
         Raises:
             UsageError: a number of threads or the precision is not allowed.
         """
-        changes = without_none(precision=precision, intra_op=intra_op, inter_op=inter_op)
+        changes = without_none(precision=precision, intra_op=intra_op, inter_op=inter_op, isa=isa)
         require_choice(PRECISIONS, **without_none(precision=precision))
         require_positive(**without_none(intra_op=intra_op, inter_op=inter_op))
         return replace(self, **changes)

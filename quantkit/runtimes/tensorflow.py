@@ -4,20 +4,19 @@ TensorFlow creates its intra-op thread pool once per process, with the options o
 settings, open each in a process of its own.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quantkit.cores import cpu_flags
 from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.availability import no_telemetry
 from quantkit.runtimes.function_session import FunctionSession, as_array
-from quantkit.runtimes.runtime import ONEDNN_ISAS, Runtime
+from quantkit.runtimes.runtime import ISA_VARIABLE, ONEDNN_ISAS, Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 from quantkit.runtimes.tensorflow_library import (
     available,
@@ -206,7 +205,7 @@ def _mixed_precision(precision: str, on_gpu: bool) -> str:
     if precision == "float16" and on_gpu:
         return "auto_mixed_precision"
     if precision == "bfloat16" and not on_gpu:
-        if _BFLOAT16_FLAGS & _cpu_flags():
+        if _BFLOAT16_FLAGS & cpu_flags():
             return "auto_mixed_precision_onednn_bfloat16"
         raise UnavailableError("this CPU has no bfloat16 instructions", hint="use --precision float32")
     where = "a GPU" if on_gpu else "a CPU"
@@ -214,16 +213,6 @@ def _mixed_precision(precision: str, on_gpu: bool) -> str:
         f"TensorFlow has no {precision} arithmetic on {where}",
         hint=f"use --precision {'float16' if on_gpu else 'bfloat16'} or --precision float32 on {where}",
     )
-
-
-@cache
-def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(flags[1].split()) if flags else frozenset()
 
 
 def _info(edge: Edge, imported: Any) -> TensorInfo:
@@ -253,7 +242,7 @@ RUNTIME = Runtime(
     precisions=("float32", "bfloat16", "float16"),
     has_inter_op=True,
     can_omit_optimizer=True,
-    tunables={"TF_ENABLE_ONEDNN_OPTS": ("0",), "ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS},
+    tunables={"TF_ENABLE_ONEDNN_OPTS": ("0",), ISA_VARIABLE: ONEDNN_ISAS},
     native_options=_native_options,
     decodes_images=True,
     weight_copies=12,  # measured; protobuf messages of the graph are kept

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
-from quantkit.cores import available_cpus
+from quantkit.cores import available_cores, available_cpus
 from quantkit.errors import UnavailableError
 from quantkit.workers.child import BOOTSTRAP, CPP_LOG, describe_exit
 from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
@@ -39,7 +40,11 @@ class LocalWorker(Worker):
         self.responses = Connection(os.dup(self._process.stdout.fileno()), writable=False)
         self._process.stdin.close()
         self._process.stdout.close()
-        self.send((spec, placement))
+        try:
+            self.send((spec, placement))
+        except BaseException:  # an argument cannot be pickled
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -64,6 +69,42 @@ class LocalWorker(Worker):
         self._process.wait()
         for stream in (self._requests, self.responses, self._log):
             stream.close()
+
+
+def call_in_process(function: Callable[..., Any], arguments: tuple[Any, ...], variables: Mapping[str, str]) -> Any:
+    """Return the result of a function in a process of its own.
+
+    Args:
+        function: function of a module.
+        arguments: its arguments, which are pickled.
+        variables: environment variables of the process, in addition to those of this one.
+
+    Raises:
+        UnavailableError: the process ended.
+        QuantkitError: error of the function.
+    """
+    resources = WorkerResources(0, available_cores(), variables=variables)
+    worker = LocalWorker(ServiceSpec(_CallService, (function, arguments)), resources)
+    try:
+        response = worker.receive()
+    finally:
+        worker.close()
+    if response.error is not None:
+        raise response.error
+    return response.value
+
+
+class _CallService:
+    """Service whose facts are the result of a function."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], resources: WorkerResources) -> None:
+        self.facts = function(*arguments)
+
+    def run(self, task: Any) -> None:
+        """Do nothing; the function was called when the service was opened."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class LocalCluster(Cluster):

@@ -6,8 +6,8 @@ and results are pickled.
 
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ class WorkerResources:
         device: device of the runtime: ``cpu`` or ``gpu``.
         cpus: hardware threads that the process may use; empty for all.
         gpu: value of ``CUDA_VISIBLE_DEVICES``; None to inherit it.
+        variables: further environment variables, which runtimes read when they are loaded.
     """
 
     index: int
@@ -31,12 +32,13 @@ class WorkerResources:
     device: str = "cpu"
     cpus: tuple[int, ...] = ()
     gpu: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the process."""
         gpu = {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
-        return {"OMP_NUM_THREADS": str(self.threads), **gpu}
+        return {"OMP_NUM_THREADS": str(self.threads), **gpu, **self.variables}
 
 
 class Service(Protocol):

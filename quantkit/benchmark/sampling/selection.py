@@ -33,6 +33,7 @@ from quantkit.ir.tensor import Array
 from quantkit.model import LoadOptions, as_model
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, find_runtime, split_runtime
+from quantkit.runtimes.runtime import isa_environment
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
 from quantkit.transforms.plugins import keras_objects
 from quantkit.zoo.cards import find_card, list_cards
@@ -52,6 +53,7 @@ class CandidateOptions(TypedDict, total=False):
     precision: str | Iterable[str]
     cpus: Iterable[int]
     environment: Mapping[str, str] | None
+    isa: str | None
     streams: int | None
     spinning: bool | None
     batch: int | None
@@ -97,6 +99,9 @@ def select_candidates(
         find_candidate(model, settings, folder / str(index), **load_options)
         for index, model in enumerate(_as_list(models))
     ]
+    for candidate in candidates:
+        if candidate.settings.runtime != AUTO:
+            find_runtime(candidate.settings.runtime).check_isa(settings.options.isa)
     if not candidates:
         raise UsageError("there is no model to benchmark", hint="name a model file, or a model card: digits")
     return [_with_precision(candidate, name) for candidate in _distinguish_labels(candidates) for name in precisions]
@@ -139,14 +144,15 @@ def _settings(options: CandidateOptions) -> Settings:
         )
     if runtime != AUTO:
         find_runtime(runtime)
+    isa = options.get("isa")
     session = SessionOptions(
         options.get("intra_op"), options.get("inter_op"), device, log_placement=log_placement, spinning=spinning
-    )
+    ).with_(isa=isa)
     session.gpu_index  # noqa: B018  a wrong device name is an error before any work
     return Settings(
         runtime=runtime,
         options=session,
-        environment=dict(environment or {}),
+        environment={**(environment or {}), **({} if isa is None else isa_environment(isa))},
         cpus=_check_cpus(options.get("cpus", ())),
         streams=options.get("streams"),
         is_end_to_end=options.get("end_to_end", False),
