@@ -50,12 +50,16 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
             raise _translate_error(error, name, is_file=isinstance(model, Path)) from error
     interpreter = interpreters[0]
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-    names = _signature(interpreter)
+    input_names, output_names = _signature(interpreter)
+    if isinstance(model, Graph):
+        output_names = {}
+        for details, edge in zip(outputs, dict.fromkeys(model.outputs), strict=True):
+            output_names.setdefault(details["index"], []).append(str(edge))
     lines = _placement(interpreter) if options.log_placement else ()
     return FunctionSession(
         RuntimeVersion(RUNTIME.name, _available().detail, "CPU"),
-        tuple(_info(details, names) for details in inputs),
-        tuple(_info(details, names) for details in outputs),
+        tuple(_info(details, input_names) for details in inputs),
+        tuple(_info(details, output_names) for details in outputs),
         _compute([_ResizingInterpreter(interpreter, name) for interpreter in interpreters]),
         placement=lambda: lines,
     )
@@ -127,18 +131,26 @@ def _native_options(options: SessionOptions) -> str:
     return f'interpreter = Interpreter("model.tflite", num_threads={_num_threads(options)})'
 
 
-def _signature(interpreter: Any) -> dict[int, str]:
-    """Return the names in the only signature of the model by tensor index; empty without exactly one signature."""
+def _signature(interpreter: Any) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """Return the names of the inputs and outputs in the only signature of the model; empty without exactly one.
+
+    Returns:
+        The names by tensor index: equal outputs are one tensor.
+    """
+    names: tuple[dict[int, list[str]], dict[int, list[str]]] = ({}, {})
     keys = list(interpreter.get_signature_list())
-    if len(keys) != 1:
-        return {}
-    runner = interpreter.get_signature_runner(keys[0])
-    details_by_name = {**runner.get_input_details(), **runner.get_output_details()}
-    return {details["index"]: name for name, details in details_by_name.items()}
+    if len(keys) == 1:
+        runner = interpreter.get_signature_runner(keys[0])
+        for group, details in zip(names, (runner.get_input_details(), runner.get_output_details()), strict=True):
+            for name, each in details.items():
+                group.setdefault(each["index"], []).append(name)
+    return names
 
 
-def _info(details: Mapping[str, Any], names: Mapping[int, str]) -> TensorInfo:
-    name = names.get(details["index"]) or details["name"].removesuffix(":0")
+def _info(details: Mapping[str, Any], names: Mapping[int, list[str]]) -> TensorInfo:
+    """Convert the description of an input or output, which takes the next name of its tensor."""
+    left = names.get(details["index"])
+    name = left.pop(0) if left else details["name"].removesuffix(":0")
     numpy_name = np.dtype(details["dtype"]).name
     try:
         dtype = DType(_DTYPE_NAMES.get(numpy_name, numpy_name))

@@ -19,7 +19,7 @@ from quantkit.evaluation import LayerComparison, compare
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.registry import Registry
-from quantkit.runtimes import open_session
+from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.reference import RUNTIME
 from quantkit.runtimes.runtime import Runtime
@@ -274,7 +274,8 @@ def test_rounding_of_int8_kernels_is_not_reported(tmp_path: Path, op: str, runti
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "tensorflow"])
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "tensorflow", "litert"])
 def test_digits_have_no_changes(runtime: str) -> None:
-    pytest.importorskip(runtime, reason=f"pip install {runtime}")
+    if not find_runtime(runtime).available().ok:
+        pytest.skip(f"{runtime} is not installed")
     assert compare("digits", "digits", runtimes=(runtime, runtime), limit=1).optimizer_changes == ()

@@ -89,6 +89,27 @@ def test_names_are_those_of_the_signature(tmp_path: Path) -> None:
     np.testing.assert_array_equal(results["difference"], [[-2, -3]])
 
 
+def test_equal_outputs_keep_their_names(tmp_path: Path) -> None:
+    """The converter computes them once."""
+    nodes = [
+        Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 4))}),
+        Node("r", "Relu", (Edge("x"),), attrs={"T": DType.FLOAT}),
+        Node("i", "Identity", (Edge("r"),), attrs={"T": DType.FLOAT}),
+        Node("n", "Neg", (Edge("x"),), attrs={"T": DType.FLOAT}),
+    ]
+    graph = Graph.of(nodes, ["x"], ["i", "n", "r"])
+    save_litert(graph, tmp_path / "equal.tflite")
+    values = np.float32([[1, -2, 3, -4]])
+    for model in (graph, tmp_path / "equal.tflite"):
+        with open_session(model, "litert") as session:
+            outputs = session.run({"x": values})
+        assert {name: array.tolist() for name, array in outputs.items()} == {
+            "i": [[1, 0, 3, 0]],
+            "n": [[-1, 2, -3, 4]],
+            "r": [[1, 0, 3, 0]],
+        }
+
+
 @pytest.mark.filterwarnings("ignore:Statistics for quantized inputs")
 def test_quantized_inputs_and_outputs_keep_their_types(tmp_path: Path) -> None:
     tf = tensorflow.import_tensorflow()
