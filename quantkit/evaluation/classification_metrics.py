@@ -17,6 +17,7 @@ import numpy as np
 
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import Array
+from quantkit.model.endpoints import SIZES_HINT
 
 # Half the width of the 95 % interval of a normal distribution, in standard deviations.
 STANDARD_DEVIATIONS = 1.959964
@@ -164,7 +165,7 @@ class ClassificationCounter:
         if self._num_classes not in (0, outputs.shape[1]):
             raise UsageError(
                 f"the model has {self._num_classes} scores for one sample and {outputs.shape[1]} for another",
-                hint="compare outputs of any size with --task",
+                hint=SIZES_HINT,
             )
         finite: Array = np.asarray(np.isfinite(outputs).all(axis=1))
         self.samples += len(outputs)

@@ -18,6 +18,7 @@ from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.model.endpoints import (
     SCORES_HINT,
+    SIZES_HINT,
     choose_endpoints,
     choose_image_endpoints,
     choose_score_output,
@@ -85,15 +86,14 @@ class OpenedModel:
                 raise UsageError(
                     f"output {result!r} of {self.name} has shape {shape} for {count} samples, not a score "
                     "for each class",
-                    hint="select another output with --output-layer, or compare all outputs: "
-                    "boxes with --task detection, other values with --task regression",
+                    hint=SCORES_HINT,
                 )
             rows.append(outputs.reshape(count, -1)[: len(part)].astype(np.float64))
             if rows[-1].shape[1] != rows[0].shape[1]:
                 raise UsageError(
                     f"output {result!r} of {self.name} has {rows[0].shape[1]} values for one sample and "
                     f"{rows[-1].shape[1]} for another, not a score for each class",
-                    hint="compare outputs of any size with --task, or write them with --rows tensors",
+                    hint=f"write outputs of any size with quantkit run --rows tensors, or {SIZES_HINT}",
                 )
         return np.concatenate(rows)
 

@@ -16,7 +16,14 @@ from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 if TYPE_CHECKING:
     from quantkit.zoo.cards import ModelCard
 
-SCORES_HINT = "name the output with the class scores with --output-layer, or compare all outputs with --task"
+_EVALUATE = "quantkit evaluate FILE --data DATA --reference MODEL --task"
+TASK_HINT = (
+    f"compare all outputs, boxes with --task detection, other values with --task regression: {_EVALUATE} regression"
+)
+SIZES_HINT = (
+    f"compare outputs of any size, boxes with --task detection, other values with --task text: {_EVALUATE} text"
+)
+SCORES_HINT = f"name the output with the class scores with --output-layer, or {TASK_HINT}"
 PLACEHOLDER_OPS = frozenset({"Placeholder", "PlaceholderWithDefault"})
 
 

@@ -16,6 +16,7 @@ from quantkit.errors import UsageError
 from quantkit.evaluation.output_rows import find_whole_outputs
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.ir.tensor import Array
+from quantkit.model.endpoints import SCORES_HINT, SIZES_HINT
 from quantkit.runtimes import open_session
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -216,7 +217,23 @@ def test_the_command_line_takes_samples_of_different_lengths(
     assert main(["benchmark", str(path), "--data", source, "--runs", "2", "--processes", "1", "--warmup", "1"]) == 0
     capsys.readouterr()
     assert main(["evaluate", str(path), "--data", str(data["file"])]) == 2
-    assert "boxes with --task detection, other values with --task regression" in capsys.readouterr().err
+    hint = capsys.readouterr().err
+    assert "boxes with --task detection, other values with --task regression" in hint
+    assert run_hint(hint, path, data["file"]) == 0
+
+
+def run_hint(hint: str, model: Path, data: Any) -> int:
+    """Run the command at the end of a hint on a model, with itself as reference."""
+    arguments = {"FILE": str(model), "DATA": str(data), "MODEL": str(model)}
+    command = hint.strip().rpartition(": quantkit ")[2].split()
+    return main([arguments.get(argument, argument) for argument in command])
+
+
+@pytest.mark.parametrize("text", [SCORES_HINT, SIZES_HINT])
+def test_hints_end_with_a_command_that_works(text: str, tmp_path: Path) -> None:
+    path = write("lists", tmp_path)
+    np.savez(tmp_path / "x.npz", x=IMAGES[:2])
+    assert run_hint(text, path, tmp_path / "x.npz") == 0
 
 
 def test_benchmark_takes_samples_in_memory(tmp_path: Path) -> None:
