@@ -117,8 +117,8 @@ class Preprocessing:
             "height": self.height,
             "width": self.width,
             "channels": self.channels,
-            "mean": list(self.mean) if isinstance(self.mean, tuple) else self.mean,
-            "std": list(self.std) if isinstance(self.std, tuple) else self.std,
+            "mean": _floats(self.mean),
+            "std": _floats(self.std),
             "resize": self.resize,
             "crop": self.crop,
             "color_order": self.color_order,
@@ -284,3 +284,8 @@ def _blend(first: Array, second: Array, fraction: Array) -> Array:
 
 def _text(numbers: float | tuple[float, ...]) -> str:
     return f"{numbers:g}" if isinstance(numbers, float | int) else "(" + ", ".join(f"{n:g}" for n in numbers) + ")"
+
+
+def _floats(value: float | tuple[float, ...]) -> float | list[float]:
+    """Return numbers as JSON values that are equal for 127 and 127.0."""
+    return list(map(float, value)) if isinstance(value, tuple) else float(value)

@@ -6,10 +6,14 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization.calibration import open_calibration_session
 from quantkit.quantization.calibration.observation import ChannelMeans, Observation
+from quantkit.quantization.grids import round_multiples
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scale_migration import migrate_scales
 from quantkit.quantization.targets import find_target
+
+# Precision of the errors, as a fraction of the scale of their tensor, see `grids`.
+ERROR_STEP = 2.0**-4
 
 
 def measure_mean_errors(
@@ -37,4 +41,7 @@ def measure_mean_errors(
             for edge in plan.mean_edges:
                 rows = observation.rows(edge, feeds, outputs)
                 means.add(edge, parameters[edge].fake_quantize(rows) - rows)
-    return means.by_edge()
+    return {
+        edge: tuple(round_multiples(values, ERROR_STEP * float(parameters[edge].scale)))
+        for edge, values in means.by_edge().items()
+    }

@@ -24,6 +24,7 @@ from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
 from quantkit.quantization.calibration import open_calibration_session
 from quantkit.quantization.calibration.observation import channels_first_edges, tensor_name
+from quantkit.quantization.grids import round_range, round_scales
 from quantkit.quantization.observers import create_observer
 from quantkit.quantization.observers.error_search import histogram_sqnr
 from quantkit.quantization.observers.histogram import HistogramObserver
@@ -136,7 +137,7 @@ def with_migrated_scales(
     maxima = {
         edge: ranges.channel_maxima[edge] / values for edge, values in divisors.items() if edge in ranges.channel_maxima
     }
-    limits = {edge: observer.range() for edge, observer in observers.items()}
+    limits = {edge: round_range(observer.range()) for edge, observer in observers.items()}
     sqnr = {
         edge: histogram_sqnr(observer, plan.activations[edge], limits[edge])
         for edge, observer in observers.items()
@@ -188,7 +189,7 @@ def _find_scale(graph: Graph, edge: Edge, ranges: Ranges, strength: float, *, ca
     used = (maxima > 0) & (sizes > 0)
     scale[used] = maxima[used] ** strength / sizes[used] ** (1 - strength)
     scale[used] = np.clip(scale[used] / np.median(scale[used]), 1 / MAX_SCALE, MAX_SCALE) if used.any() else 1.0
-    return scale
+    return round_scales(scale)
 
 
 def _move(graph: Graph, edge: Edge, scale: Floats) -> dict[str, Array] | None:

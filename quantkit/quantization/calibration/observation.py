@@ -13,6 +13,7 @@ from quantkit.ir.tensor import Array
 from quantkit.ops.roles.onnx import CONVOLUTION_OPS
 from quantkit.quantization.calibration.clamped_sums import clip_ranges
 from quantkit.quantization.calibration.range_warnings import RangeMonitor
+from quantkit.quantization.grids import round_means, round_range
 from quantkit.quantization.observers import MinMax, Observer, create_observer
 from quantkit.quantization.observers.error_search import histogram_sqnr
 from quantkit.quantization.observers.histogram import HistogramObserver
@@ -132,15 +133,20 @@ class Observation:
         for edge in self.plan.activations:
             observed = next(other for other in (edge, *self.plan.group_of(edge)) if other in self.observers)
             observer = self.observers[observed]
-            by_edge[edge] = computed[id(observer)]
+            # No runtime computes the inputs of the graph.
+            on_grid = round_range if self._names.get(observed) in self._outputs else _unchanged
+            by_edge[edge] = on_grid(computed[id(observer)])
             if isinstance(observer, MinMax):
-                extremes[edge] = observer.extremes
+                extremes[edge] = on_grid(observer.extremes)
             if isinstance(observer, HistogramObserver):
                 sqnr[edge] = histogram_sqnr(observer, self.plan.activations[edge], by_edge[edge])
         if self.graph is not None:
             by_edge = clip_ranges(self.graph, self.plan, by_edge)
         provenance = Provenance(self.graph_digest, self.data_digest, self.plan.scheme.digest, self.count)
         means = {} if self.means is None else self.means.by_edge()
+        means = {
+            edge: round_means(values, by_edge[edge]) if edge in by_edge else values for edge, values in means.items()
+        }
         channels = {edge for pattern in self.plan.patterns for edge in (*pattern.inputs, pattern.output)}
         maxima = {edge: values for edge, values in self.monitor.channel_maxima.items() if edge in channels}
         warnings = self.monitor.warnings(self.observers)
@@ -191,6 +197,10 @@ def channels_first_edges(graph: Graph, plan: Plan) -> frozenset[Edge]:
         return frozenset()
     patterns = [pattern for pattern in plan.patterns if graph[pattern.layer].op in CONVOLUTION_OPS]
     return frozenset(edge for pattern in patterns for edge in (*pattern.inputs, pattern.output, pattern.inner) if edge)
+
+
+def _unchanged(limits: Range) -> Range:
+    return limits
 
 
 def _content(array: Array) -> bytes:
