@@ -76,20 +76,25 @@ def make_receipt(model: Model, conversion: Conversion, report: QuantizationRepor
         "scheme": plan.scheme.to_json(),
         "plan": _digest(plan.text),
         "ranges": _digest(ranges.text),
-        "accuracy": _describe_accuracy(accuracy),
+        "accuracy": _describe_accuracy(accuracy, "calibration" if options.held_out is None else "held-out data"),
         "speed_ups": _describe_speedups(report.latency) if options.runs else None,
         "portability": None if report.portability is None else report.portability.to_json(),
     }
 
 
-def _describe_accuracy(accuracy: AccuracyReport) -> dict[str, Any] | None:
-    """Return the metrics with their intervals; None without a measurement."""
+def _describe_accuracy(accuracy: AccuracyReport, samples: str) -> dict[str, Any] | None:
+    """Return the metrics with their intervals; None without a measurement.
+
+    Args:
+        accuracy: measured accuracy.
+        samples: origin of the samples, without a path.
+    """
     metrics, sqnr = accuracy.metrics, accuracy.sqnr
     if metrics is None:
         return None
     classes = metrics.classes if isinstance(metrics, OutputSqnr) else {"": metrics}
     return {
-        "on": accuracy.samples,
+        "on": samples,
         "samples": metrics.samples,
         "top1": {name: each.top1.to_json() for name, each in classes.items() if each.top1 is not None},
         "float_top1": None if accuracy.float_top1 is None else accuracy.float_top1.to_json(),
