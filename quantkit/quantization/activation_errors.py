@@ -6,13 +6,13 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization.calibration import open_calibration_session
 from quantkit.quantization.calibration.observation import ChannelMeans, Observation
-from quantkit.quantization.grids import round_multiples
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scale_migration import migrate_scales
+from quantkit.quantization.significant_bits import round_multiples
 from quantkit.quantization.targets import find_target
 
-# Precision of the errors, as a fraction of the scale of their tensor, see `grids`.
+# Precision of the errors, as a fraction of the scale of their tensor, see `significant_bits`.
 ERROR_STEP = 2.0**-4
 
 

@@ -24,12 +24,12 @@ from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
 from quantkit.quantization.calibration import open_calibration_session
 from quantkit.quantization.calibration.observation import channels_first_edges, tensor_name
-from quantkit.quantization.grids import round_range, round_scales
 from quantkit.quantization.observers import create_observer
 from quantkit.quantization.observers.error_search import histogram_sqnr
 from quantkit.quantization.observers.histogram import HistogramObserver
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.significant_bits import round_range, round_scales
 
 Floats = npt.NDArray[np.float64]
 PRODUCTS = ("MatMul", "Gemm")

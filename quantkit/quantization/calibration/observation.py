@@ -13,12 +13,12 @@ from quantkit.ir.tensor import Array
 from quantkit.ops.roles.onnx import CONVOLUTION_OPS
 from quantkit.quantization.calibration.clamped_sums import clip_ranges
 from quantkit.quantization.calibration.range_warnings import RangeMonitor
-from quantkit.quantization.grids import round_means, round_range
 from quantkit.quantization.observers import MinMax, Observer, create_observer
 from quantkit.quantization.observers.error_search import histogram_sqnr
 from quantkit.quantization.observers.histogram import HistogramObserver
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Provenance, Range, Ranges, graph_digest
+from quantkit.quantization.significant_bits import round_means, round_range
 from quantkit.runtimes.session import Session
 
 # Number of positions per tensor that the channel means sample.
@@ -134,10 +134,11 @@ class Observation:
             observed = next(other for other in (edge, *self.plan.group_of(edge)) if other in self.observers)
             observer = self.observers[observed]
             # No runtime computes the inputs of the graph.
-            on_grid = round_range if self._names.get(observed) in self._outputs else _unchanged
-            by_edge[edge] = on_grid(computed[id(observer)])
+            is_computed = self._names[observed] in self._outputs
+            limits = computed[id(observer)]
+            by_edge[edge] = round_range(limits) if is_computed else limits
             if isinstance(observer, MinMax):
-                extremes[edge] = on_grid(observer.extremes)
+                extremes[edge] = round_range(observer.extremes) if is_computed else observer.extremes
             if isinstance(observer, HistogramObserver):
                 sqnr[edge] = histogram_sqnr(observer, self.plan.activations[edge], by_edge[edge])
         if self.graph is not None:
@@ -197,10 +198,6 @@ def channels_first_edges(graph: Graph, plan: Plan) -> frozenset[Edge]:
         return frozenset()
     patterns = [pattern for pattern in plan.patterns if graph[pattern.layer].op in CONVOLUTION_OPS]
     return frozenset(edge for pattern in patterns for edge in (*pattern.inputs, pattern.output, pattern.inner) if edge)
-
-
-def _unchanged(limits: Range) -> Range:
-    return limits
 
 
 def _content(array: Array) -> bytes:

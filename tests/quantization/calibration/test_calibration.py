@@ -20,7 +20,7 @@ from quantkit.quantization.calibration import (
     split_batches,
 )
 from quantkit.quantization.calibration.observation import ChannelMeans
-from quantkit.quantization.grids import round_range
+from quantkit.quantization.significant_bits import round_range
 
 TEXT = """
 inputs: x

@@ -1,12 +1,12 @@
-"""Grids of observed values, which hide the last bits of the runtime that observed them."""
+"""Observed values with few significant bits, which hide the last bits of the runtime."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantkit.quantization.grids import RANGE_BITS, round_means, round_range, round_scales
 from quantkit.quantization.ranges import Range
+from quantkit.quantization.significant_bits import RANGE_BITS, round_means, round_range, round_scales
 
 LIMITS = st.floats(-1e6, 1e6, width=32)
 
@@ -37,7 +37,7 @@ def test_most_ranges_and_means_hide_the_rounding_of_kernels() -> None:
 
 
 @pytest.mark.parametrize("limits", [(0.0, 6.0), (-1.0, 0.9921875), (0.0, 1.0), (0.0, 0.0), (-3.0, 4.0)])
-def test_round_numbers_stay(limits: tuple[float, float]) -> None:
+def test_values_of_few_bits_stay(limits: tuple[float, float]) -> None:
     near = Range(limits[0] * (1 + 1e-7), limits[1] * (1 - 1e-7))
     assert round_range(Range(*limits)) == round_range(near) == Range(*limits)
 

@@ -1,11 +1,11 @@
-"""Grids of observed values: files do not depend on the last bits of the runtime that observed them.
+"""Observed values with few significant bits: files do not depend on the last bits of the runtime.
 
-The kernels of a runtime differ from processor to processor, and with them the last bits of all tensors. A value on a
-grid differs only if it is that near to the middle between two points, or to a point where it is rounded outward:
+The kernels of a runtime differ from processor to processor, and with them the last bits of all tensors. A rounded value
+differs only if the observed one is that near to a value where the rounding changes:
 
     range     outward to 8 significant bits of its width: at most 0.8 % wider, 0.03 dB on average
     mean      nearest multiple of 1/256 of the width; it is multiplied with the rounding errors of weights
-    scale     nearest number of 7 significant bits
+    scale     nearest value of 7 significant bits
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ TOLERANCE = 2.0**-10
 
 
 def round_range(limits: Range) -> Range:
-    """Return the smallest range on the grid that contains a finite range.
+    """Return the smallest range of few significant bits that contains a finite range.
 
     >>> round_range(Range(-0.30001, 3.1234567))
     Range(low=-0.3125, high=3.125)
@@ -36,7 +36,7 @@ def round_range(limits: Range) -> Range:
 
 
 def round_means(means: Sequence[float], limits: Range) -> tuple[float, ...]:
-    """Return the nearest means on the grid of the range of their tensor."""
+    """Return the nearest means of few significant bits, relative to the range of their tensor."""
     step = _step(limits, MEAN_BITS)
     return tuple(round_multiples(means, step)) if step else tuple(means)
 
@@ -52,7 +52,7 @@ def round_multiples(values: Sequence[float], step: float) -> list[float]:
 
 
 def round_scales(scales: Array) -> Array:
-    """Return the nearest positive numbers with few significant bits.
+    """Return the nearest scales of few significant bits.
 
     >>> round_scales(np.array([0.1, 1.0, 3.14159])).tolist()
     [0.099609375, 1.0, 3.15625]
@@ -62,6 +62,6 @@ def round_scales(scales: Array) -> Array:
 
 
 def _step(limits: Range, bits: int) -> float:
-    """Return the distance of two points of the grid of a range; 0 for a range of zeros."""
+    """Return the value of the last significant bit of the limits; 0 for a range of zeros."""
     width = max(-limits.low, limits.high, limits.high - limits.low)
     return 2.0 ** (frexp(width * (1 + TOLERANCE))[1] - bits) if 0 < width < np.inf else 0.0
