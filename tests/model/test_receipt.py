@@ -20,6 +20,7 @@ from quantkit.formats.graphdef.schema import message_class as tensorflow_message
 from quantkit.formats.onnx.schema import message_class as onnx_message
 from quantkit.formats.saved_model import FILE
 from quantkit.model.receipt import CHANGED_CONTENT, CHANGED_RECEIPT, NO_RECEIPT
+from quantkit.quantization.report import Latency
 from quantkit.runtimes import availability
 
 main = import_module("quantkit.cli").main
@@ -135,6 +136,18 @@ def test_speed_ups_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch:
     assert stated == {str(each.runtime): each.speedup.to_json() for each in latencies[0].runtimes}
     assert stated
     assert content_digest(tmp_path / "3.onnx") == content_digest(tmp_path / "0.onnx")
+
+
+def test_ratios_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit.quantization.workflow.verb.measure_latency", lambda *_: Latency(skipped="test"))
+    stated = []
+    for runs in (0, 3, None):
+        qk.quantize("digits", SAMPLES, runs=runs, task="embedding", output=tmp_path / "m.onnx")
+        facts = qk.receipt(tmp_path / "m.onnx").receipt
+        assert facts is not None
+        assert facts["accuracy"]["samples"] == 8
+        stated.append([bool(facts["accuracy"][key]) for key in ("sqnr", "task")])
+    assert stated == [[False, False], [True, True], [False, False]]
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m.pb"])
@@ -421,7 +434,7 @@ def test_signature_of_a_file(
     assert qk.receipt(path, verify_key=public).matches
     assert main(["receipt", str(path), "--verify-key", str(public)]) == 0
     document = metadata.decode(metadata.read_text(path))
-    document["receipt"]["versions"]["quantkit"] = "9"
+    document["receipt"]["source"]["graph"] = "0" * 16
     sealed = metadata.encode(metadata.seal(document, document["receipt"]["content"]))
     path.write_bytes(path.read_bytes().replace(metadata.read_text(path) or b"", sealed))  # a change on purpose
     assert not qk.receipt(path, verify_key=public).matches

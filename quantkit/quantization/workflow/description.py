@@ -57,8 +57,8 @@ def describe_model(model: Model, graph: Graph, ranges: Ranges, options: Options)
 def make_receipt(model: Model, conversion: Conversion, report: QuantizationReport, options: Options) -> dict[str, Any]:
     """Return the receipt of the quantized file, without its digests: how the file was made.
 
-    Speed-ups and processor are a part only if the caller requires a number of runs: the file is otherwise the same on
-    every machine. The ratios of the accuracy are rounded for the same reason.
+    Speed-ups, processor and metrics other than counts are a part only if the caller requires a number of runs: the file
+    is otherwise the same on every machine.
 
     Args:
         model: float model.
@@ -76,20 +76,25 @@ def make_receipt(model: Model, conversion: Conversion, report: QuantizationRepor
         "scheme": plan.scheme.to_json(),
         "plan": _digest(plan.text),
         "ranges": _digest(ranges.text),
-        "accuracy": _describe_accuracy(accuracy, "calibration" if options.held_out is None else "held-out data"),
+        "accuracy": _describe_accuracy(
+            accuracy,
+            "calibration" if options.held_out is None else "held-out data",
+            has_measurements=bool(options.runs),
+        ),
         "speed_ups": _describe_speedups(report.latency) if options.runs else None,
         "portability": None if report.portability is None else report.portability.to_json(),
     }
 
 
-def _describe_accuracy(accuracy: AccuracyReport, samples: str) -> dict[str, Any] | None:
+def _describe_accuracy(accuracy: AccuracyReport, samples: str, *, has_measurements: bool) -> dict[str, Any] | None:
     """Return the metrics with their intervals; None without a measurement.
 
     Args:
         accuracy: measured accuracy.
         samples: origin of the samples, without a path.
+        has_measurements: include metrics whose digits depend on the machine: SQNR, equal values and tasks.
     """
-    metrics, sqnr = accuracy.metrics, accuracy.sqnr
+    metrics, sqnr = accuracy.metrics, accuracy.sqnr if has_measurements else None
     if metrics is None:
         return None
     classes = metrics.classes if isinstance(metrics, OutputSqnr) else {"": metrics}
@@ -99,9 +104,9 @@ def _describe_accuracy(accuracy: AccuracyReport, samples: str) -> dict[str, Any]
         "top1": {name: each.top1.to_json() for name, each in classes.items() if each.top1 is not None},
         "float_top1": None if accuracy.float_top1 is None else accuracy.float_top1.to_json(),
         "agreement": {name: each.agreement.to_json() for name, each in classes.items() if each.agreement is not None},
-        "sqnr": {} if sqnr is None else {name: round(db) for name, db in sqnr.sqnr.items() if isfinite(db)},
-        "equal": {} if sqnr is None else {name: round(fraction, 2) for name, fraction in sqnr.equal.items()},
-        "task": {sqnr.metric: round(sqnr.score, 2)} if sqnr is not None and sqnr.metric else {},
+        "sqnr": {} if sqnr is None else {name: round(db, 1) for name, db in sqnr.sqnr.items() if isfinite(db)},
+        "equal": {} if sqnr is None else dict(sqnr.equal),
+        "task": {sqnr.metric: sqnr.score} if sqnr is not None and sqnr.metric else {},
     }
 
 
