@@ -5,6 +5,7 @@ from pathlib import Path
 from quantkit.formats.kinds import SUFFIXES
 from quantkit.formats.saved_model import FILE
 from quantkit.ir.graph import Graph
+from quantkit.ir.tensor import Tensor
 
 
 def measure_size(path: Path | None, graph: Graph) -> int:
@@ -17,7 +18,8 @@ def measure_size(path: Path | None, graph: Graph) -> int:
     Returns:
         The size of the weights for Keras files, which often hold the state of an optimizer, and for models in memory.
     """
-    weights = sum(node.value.num_bytes for node in graph.nodes.values() if node.is_constant)
+    values = [node.attrs.get("value") for node in graph.nodes.values() if node.is_constant]
+    weights = sum(value.num_bytes for value in values if isinstance(value, Tensor))
     file = path / FILE if path is not None and path.is_dir() else path
     kind = "keras" if file is None or not file.is_file() else SUFFIXES.get(file.suffix)
     if file is None or kind == "keras":

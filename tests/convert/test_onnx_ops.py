@@ -78,6 +78,8 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("Softmax", (IMAGE,), {"axis": 2}),
     ("Softmax", (SIGNAL,), {"axis": 0}),
     ("Cast", (ROWS,), {"to": 7}),
+    ("CastLike", (ROWS, Open(np.int64([1]))), {}),
+    ("CastLike", (Const([1, 2]), Open(ROWS)), {}),
     ("Shape", (Open(IMAGE),), {}),
     ("Shape", (Open(IMAGE),), {"start": 1, "end": 3}),
     ("Size", (Open(IMAGE),), {}),

@@ -67,7 +67,7 @@ def rich_model() -> Any:
         add_node(branch, "Neg", ["relu"], [f"{name}/y"])
         branch.output.append(info(f"{name}/y"))
     constant_node = add_node(graph, "Constant", [], ["seven"])
-    constant_node.attribute.add(name="value_int", type=2, i=7)
+    constant_node.attribute.add(name="value_string", type=3, s=b"seven")
     skipped = add_node(graph, "Dropout", ["seven"], ["", "mask"])
     skipped.attribute.add(name="seed", type=2, i=0)
     return message

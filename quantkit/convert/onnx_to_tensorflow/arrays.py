@@ -17,14 +17,14 @@ INT64 = DType.INT64
 NO_LIMIT = 1_000_000_000
 
 
-@converts("Cast")
+@converts("Cast CastLike")
 def _cast(translator: OnnxTranslator, node: Node) -> None:
     source = node.inputs[0]
-    to: Any = node.attrs["to"]
+    dtype = translator.dtype(node.inputs[1]) if node.op == "CastLike" else DTYPES[node.attrs["to"]]  # type: ignore[index]
     layout = NHWC if translator.is_nhwc(source) else PLAIN
     value = translator.in_layout(source, layout)
-    edge = translator.emit(node, "Cast", [value], layout, SrcT=translator.types[value], DstT=DTYPES[to])
-    translator.types[edge] = DTYPES[to]
+    edge = translator.emit(node, "Cast", [value], layout, SrcT=translator.types[value], DstT=dtype)
+    translator.types[edge] = dtype
 
 
 @converts("Shape")

@@ -7,6 +7,8 @@ import mmap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from quantkit.errors import GraphError, InputError
@@ -136,6 +138,10 @@ def decode_subgraph(attribute: Opaque, outer: Graph) -> Graph:
         raise InputError("a message is broken") from None
 
 
+# Attributes of a Constant with one number; those with several end in "s".
+NUMBERS: Mapping[str, npt.DTypeLike] = {"value_float": np.float32, "value_int": np.int64}
+
+
 class _ModelReader:
     """Reader of one model.
 
@@ -224,6 +230,8 @@ class _ModelReader:
             self._inline_external_data(attribute)
         attrs: dict[str, Attr] = {attr.name: _decode_attribute(attr) for attr in message.attribute}
         attrs.update(tensors)
+        if op == "Constant":
+            attrs = _constant_attrs(attrs)
         if len(outputs) > 1 or not outputs[0]:
             attrs[OUTPUTS] = tuple(output.encode() for output in outputs)
         captured = [self._edges[value] for value in _captured_values(message) if value in self._edges]
@@ -370,6 +378,15 @@ def _decode_attribute(message: Any) -> Attr:
     if kind == TENSORS and message.tensors and all(tensor.data_type in DTYPES for tensor in message.tensors):
         return tuple(decode_tensor(tensor, None, None) for tensor in message.tensors)
     return _opaque(message)
+
+
+def _constant_attrs(attrs: dict[str, Attr]) -> dict[str, Attr]:
+    """Return the attributes of a constant with its values as a tensor."""
+    for name, value in attrs.items():
+        dtype = NUMBERS.get(name.removesuffix("s"))
+        if dtype is not None and not isinstance(value, Opaque):
+            return {"value": Tensor.of(np.array(value, dtype))}
+    return attrs
 
 
 def _opaque(message: Any) -> Opaque:

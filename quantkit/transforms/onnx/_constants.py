@@ -76,10 +76,16 @@ class _ConstantFolding:
                 self.values[Edge(node.name, port)] = value
         if edge in self.values:
             return
-        if node.is_constant or (node.inputs and all(not each.node or each in self.values for each in node.inputs)):
+        inputs = self._value_inputs(node)
+        if node.is_constant or (inputs and all(not each.node or each in self.values for each in inputs)):
             reason = self._reason_to_stay(node) or self._compute(node)
             if reason:
                 self.skips.append(Skip(reason, node.name))
+
+    def _value_inputs(self, node: Node) -> tuple[Edge, ...]:
+        """Return the inputs whose values affect a node: of CastLike only the element type of the second one."""
+        is_typed = node.op == "CastLike" and node.inputs[-1] in self.facts.types
+        return node.inputs[:1] if is_typed else node.inputs
 
     def _reason_to_stay(self, node: Node) -> str:
         if node.op in QUANTIZED:
@@ -89,7 +95,7 @@ class _ConstantFolding:
         if not has_kernel(node.op):
             return f"no NumPy kernel for {node.op}"
         num_bytes = self._num_bytes(node)
-        total = sum(self.values[edge].num_bytes for edge in node.inputs if edge.node)
+        total = sum(self.values[edge].num_bytes for edge in self._value_inputs(node) if edge.node)
         if num_bytes is not None and num_bytes > total and num_bytes > min(self.limit, total + MAX_EXTRA_BYTES):
             return f"the value has {num_bytes:,} bytes, and its inputs {total:,}"
         return ""
@@ -107,7 +113,8 @@ class _ConstantFolding:
             self.values[Edge(node.name)] = self.values[node.inputs[0]]
             self.aliases[Edge(node.name)] = self.aliases.get(node.inputs[0], node.inputs[0])
             return ""
-        arrays = [self.values[edge].array if edge.node else None for edge in node.inputs]
+        arrays = [self.values[edge].array if edge.node else None for edge in self._value_inputs(node)]
+        arrays += [np.zeros(0, self.facts.types[edge].numpy) for edge in node.inputs[len(arrays) :]]
         try:
             results = evaluate(node, arrays, self.facts.opset, is_folded=True)
         except QuantkitError as error:
