@@ -58,7 +58,7 @@ def round_scales(scales: Array) -> Array:
     [0.099609375, 1.0, 3.15625]
     """
     mantissas, exponents = np.frexp(scales)
-    return np.ldexp(np.rint(np.ldexp(mantissas, SCALE_BITS)), exponents - SCALE_BITS)
+    return np.asarray(np.ldexp(np.rint(np.ldexp(mantissas, SCALE_BITS)), exponents - SCALE_BITS))
 
 
 def _step(limits: Range, bits: int) -> float:
