@@ -9,7 +9,7 @@ from quantkit.benchmark import Benchmark
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.reason import Reason
-from quantkit.benchmark.results.report import Failure
+from quantkit.benchmark.results.report import Failure, format_latency
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import CheckError
@@ -21,7 +21,7 @@ from quantkit.quantization.finetuning.report import FineTuning
 from quantkit.quantization.portability import Portability
 from quantkit.quantization.ranges import UNKNOWN, Provenance
 from quantkit.quantization.report.census import FLOAT, INT8, Census
-from quantkit.quantization.report.text import report_html, report_lines
+from quantkit.quantization.report.text import KEEP_FLOAT, report_html, report_lines
 from quantkit.quantization.scheme import Scheme
 from quantkit.runtimes.session import RuntimeVersion
 
@@ -121,6 +121,18 @@ class Latency:
     def first(self) -> RuntimeLatency | None:
         """Latencies in the runtime with the fastest quantized model."""
         return min(self.runtimes, key=lambda each: each.milliseconds[1], default=None)
+
+    @property
+    def verdict(self) -> str:
+        """Model to use on this machine, with the latencies; empty without a measurement of both models."""
+        before, after, speedup = self.fastest(FLOAT), self.fastest(INT8), self.overall
+        if before is None or after is None or speedup is None:
+            return ""
+        texts = [f"{format_latency(each.summary.median)} ms in {each.context.runtime}" for each in (before, after)]
+        if speedup.outcome == "faster":
+            return f"int8 is {speedup.verdict}: {texts[1]}, float {texts[0]}"
+        claim = "no speed-up is shown" if speedup.outcome == "undecided" else KEEP_FLOAT
+        return f"{claim}: {texts[0]}, int8 {texts[1]}: {speedup.verdict}"
 
     def fastest(self, label: str) -> Measurement | None:
         """Return the measurement of the float or quantized model with the lowest latency."""

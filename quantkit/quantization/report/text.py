@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 # Number of float fallbacks and of warnings that are listed.
 LIST_LENGTH = 5
+# Verdict on int8 models that gain no time.
+KEEP_FLOAT = "keep the float model"
 
 
 def report_lines(report: "QuantizationReport") -> Iterator[str]:
     """Yield the lines of the report."""
+    if report.latency.verdict and not report.scheme.weights_only:
+        yield report.latency.verdict
     yield _size_line(report)
     yield ""
     if report.scheme.weights_only:
@@ -207,7 +211,8 @@ def _accuracy_lines(report: "QuantizationReport") -> Iterator[str]:
 def _latency_lines(report: "QuantizationReport") -> Iterator[str]:
     latency = report.latency
     for each in latency.runtimes:
-        yield f"in {each.runtime}: {each.speedup.verdict}, {_format_latencies(*each.milliseconds)}"
+        advice = f"; {KEEP_FLOAT} in this runtime" if each.speedup.outcome in ("slower", "same") else ""
+        yield f"in {each.runtime}: {each.speedup.verdict}, {_format_latencies(*each.milliseconds)}{advice}"
     if latency.skipped:
         yield f"latency not measured: {latency.skipped}"
     if latency.benchmark is not None:

@@ -120,3 +120,20 @@ def test_a_runtime_that_fails_is_named() -> None:
     measured = replace(report(), latency=Latency(Benchmark((*latency.benchmark.rows, failed))))
     assert "  int8 in onnxruntime not measured: no kernel for Foo" in str(measured)
     assert measured.to_json()["latencies"][2]["failure"] == "no kernel for Foo"
+
+
+@pytest.mark.parametrize(
+    ("latencies", "line"),
+    [
+        ((1.0, 0.5), "int8 is 2.00x as fast (95 % CI 2.00-2.00): 0.500 ms in openvino, float 1.000 ms in openvino"),
+        ((1.0, 1.25), "keep the float model: 1.000 ms in openvino, int8 1.250 ms in openvino: 0.80x as fast"),
+        ((1.0, 1.0), "keep the float model: 1.000 ms in openvino, int8 1.000 ms in openvino: same within 2 %"),
+    ],
+)
+def test_the_first_line_names_the_fastest_model(latencies: tuple[float, float], line: str) -> None:
+    before, after = latencies
+    measured = replace(report(), latency=make_latency({"float openvino": before, "int8 openvino": after}))
+    assert str(measured).splitlines()[0].startswith(line)
+    assert ("keep the float model in this runtime" in str(measured)) is (after >= before)
+    weights_only = replace(measured, scheme=Scheme(weights_only=True))
+    assert "times smaller" in str(weights_only).splitlines()[0]
