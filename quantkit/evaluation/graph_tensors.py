@@ -22,7 +22,7 @@ from quantkit.ops.tensorflow.signatures import output_dtypes
 
 # Suffixes that formats and quantizers add to the name of a tensor.
 _SUFFIX = re.compile(
-    r"(?::0|/values|/codes|/unclipped|/float|/eightbit|/requantize|/quantize|/nchw|/nhwc"
+    r"(?::0|/values|/codes|/unclipped|/undivided|/float|/eightbit|/requantize|/quantize|/nchw|/nhwc"
     r"|_DequantizeLinear_Output|_dequantized|_quantized|_output_0)$"
 )
 _QUANTIZED_DTYPES = (DType.QUINT8, DType.QINT8)
@@ -129,8 +129,8 @@ class GraphTensors:
     def probes(self) -> Mapping[str, TensorProbe]:
         """Probe of each tensor by plain name, in topological order.
 
-        If several edges have the same plain name, dequantized values (QDQ models) come before float values, and
-        float values before quantized values.
+        If several edges have the same plain name, values before a division by moved scales come first, then dequantized
+        values (QDQ models), float values, float values with a suffix, and quantized values.
         """
         ranked: dict[str, tuple[int, TensorProbe]] = {}
         for node in self.live.values():
@@ -156,16 +156,26 @@ class GraphTensors:
     def _probes_of(self, node: Node) -> Iterator[tuple[int, TensorProbe]]:
         """Yield the probes of a node's outputs with their rank, the best rank being 0."""
         if self.graph.dialect == onnx.DIALECT:
+            edge = Edge(node.name)
             if node.op not in _NOT_COMPARED:
-                yield 0 if node.op == "DequantizeLinear" else 1, TensorProbe(Edge(node.name))
+                yield self._rank(edge), TensorProbe(edge)
             return
         dtypes = output_dtypes(node)
         for port, dtype in enumerate(dtypes):
             has_range = port == 0 and dtypes[1:3] == (DType.FLOAT, DType.FLOAT)
             if dtype in _QUANTIZED_DTYPES and has_range:
-                yield 2, TensorProbe(Edge(node.name), Edge(node.name, 1), Edge(node.name, 2), dtype)
+                yield 4, TensorProbe(Edge(node.name), Edge(node.name, 1), Edge(node.name, 2), dtype)
             elif dtype is DType.FLOAT and not (port and dtypes[0] is not DType.FLOAT):
-                yield 1, TensorProbe(Edge(node.name, port))
+                yield 2, TensorProbe(Edge(node.name, port))
+
+    def _rank(self, edge: Edge) -> int:
+        """Return the rank of an edge of an ONNX graph among those of its plain name."""
+        name = onnx.value_name(self.graph[edge.node], edge.port)
+        if name.endswith("/undivided"):
+            return 0
+        if self.graph[edge.node].op == "DequantizeLinear":
+            return 1
+        return 2 if name == self.plain_name(edge) else 3
 
     @cached_property
     def layers(self) -> tuple[FusedLayer, ...]:

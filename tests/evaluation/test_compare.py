@@ -445,3 +445,48 @@ def test_order_of_the_table_is_that_of_its_sqnr_column() -> None:
 def test_help_explains_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--help"]) == 0
     assert "channel: SQNR of the median channel" in capsys.readouterr().out
+
+
+def onnx_graph(nodes: list[Node], **constants: Array) -> Graph:
+    """Return an ONNX graph with the input x of 4 rows and 4 columns."""
+    stored = [Node(name, "Constant", attrs={"value": Tensor.of(values)}) for name, values in constants.items()]
+    inputs = [Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((4, 4))})]
+    return Graph.of([*inputs, *stored, *nodes], ["x"], [nodes[-1].name], dialect=onnx.DIALECT)
+
+
+def test_equal_infinities_of_a_mask_are_no_problem() -> None:
+    mask = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
+    nodes = [Node("masked", "Add", ("x", "mask")), Node("p", "Softmax", ("masked",))]
+    graph = onnx_graph(nodes, mask=mask)
+    result = compare(graph, graph)
+    assert all(row.sqnr == inf and not row.is_broken and row.is_finite for row in result.rows)
+    result.check(min_sqnr=10)
+    wider = np.triu(np.full((4, 4), -np.inf, np.float32), 0)
+    wider[0, 0] = 0
+    other = onnx_graph(nodes, mask=wider)
+    assert any(row.is_broken and "infinity in the second" in row.notes for row in compare(graph, other).rows)
+
+
+def test_quantized_values_of_a_table_are_not_compared_with_its_rows() -> None:
+    table = np.random.default_rng(0).normal(0, 1, (4, 4)).astype(np.float32)
+    codes = np.rint(table * 32).astype(np.int8)
+    ids = Node("ids", "ArgMax", ("x",), attrs={"axis": 1, "keepdims": 0})
+    first = onnx_graph([ids, Node("emb", "Gather", ("t", "ids")), Node("y", "Add", ("x", "emb"))], t=table)
+    nodes = [ids, Node("emb/codes", "Gather", ("t", "ids"))]
+    nodes += [Node("cast", "Cast", ("emb/codes",), attrs={"to": DType.FLOAT}), Node("emb", "Mul", ("cast", "step"))]
+    second = onnx_graph([*nodes, Node("y", "Add", ("x", "emb"))], t=codes, step=np.float32(1 / 32))
+    names = {pair.name: pair.second.edge for pair in match_tensors(GraphTensors(first), GraphTensors(second))}
+    assert names["emb"] == Edge("emb")
+
+
+def test_values_before_a_division_by_moved_scales_are_compared() -> None:
+    weights = np.random.default_rng(0).normal(0, 1, (4, 4)).astype(np.float32)
+    factors = np.float32([0.5, 2, 1, 4])
+    first = onnx_graph([Node("h", "Tanh", ("x",)), Node("y", "MatMul", ("h", "w"))], w=weights)
+    nodes = [
+        Node("h/undivided", "Tanh", ("x",)),
+        Node("h", "Mul", ("h/undivided", "f")),
+        Node("y", "MatMul", ("h", "w")),
+    ]
+    second = onnx_graph(nodes, w=weights / factors[:, None], f=factors)
+    assert all(row.sqnr > 100 for row in compare(first, second).rows)
