@@ -34,6 +34,8 @@ __all__ = [
     "split_runtime",
 ]
 
+# Kind of the files of LiteRT.
+LITERT = "tflite"
 # Name that stands for the runtime of the highest priority that can run the model here.
 AUTO = "auto"
 # Name of the NumPy runtime, which is always installed.
@@ -128,11 +130,11 @@ def open_session(
         return find_runtime(runtime).open(_load_graph(model), options)
     source = _load_graph(model)
     skipped: list[SkippedRuntime] = []
-    for name, candidate in runtimes().items():
+    for candidate in _rank(source):
         try:
             session = candidate.open(source, options)
         except UnavailableError as error:
-            skipped.append(SkippedRuntime(name, error.message))
+            skipped.append(SkippedRuntime(candidate.name, error.message))
         else:
             session.skipped = tuple(skipped)
             return session
@@ -140,6 +142,15 @@ def open_session(
         f"no installed runtime can run the model ({'; '.join(map(str, skipped))})",
         hint=_installation(source) or "quantkit doctor lists the runtimes",
     )
+
+
+def _rank(model: Graph | Path) -> list[Runtime]:
+    """Return all runtimes in the order of their priority; for a LiteRT file, LiteRT first.
+
+    OpenVINO computes some int8 layers of LiteRT files with much larger errors than LiteRT, which they are made for.
+    """
+    is_litert = isinstance(model, Path) and kind_of(model) == LITERT
+    return sorted(runtimes().values(), key=lambda runtime: is_litert and runtime.kinds != (LITERT,))
 
 
 def _installation(model: Graph | Path) -> str:

@@ -51,6 +51,15 @@ def test_auto_opens_the_highest_priority_that_can_run_the_model(monkeypatch: pyt
     assert list(map(str, session.skipped)) == ["fast: no Frobnicate"]
 
 
+def test_auto_opens_litert_files_in_litert(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "small.tflite"
+    path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
+    fast = fake("fast", kinds=("openvino", "onnx", "tflite"), priority=2)
+    use(monkeypatch, fast, fake("exact", kinds=("tflite",), priority=1))
+    assert open_session(path).runtime.name == "exact"
+    assert open_session(GRAPH).runtime.name == "fast"
+
+
 def test_auto_reports_the_reason_of_each_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     use(
         monkeypatch,
