@@ -86,7 +86,7 @@ def test_import_loads_no_extra() -> None:
 
 def test_the_guide_lists_every_extra() -> None:
     extras = set(distribution(NAME).metadata.get_all("Provides-Extra") or ())
-    assert len(extras) == 9
+    assert len(extras) == 10
     assert set(re.findall(r"^\| `(\w+)` \|", GUIDE, re.MULTILINE)) == extras
 
 

@@ -87,6 +87,7 @@ def custom_op_library(*files: str | os.PathLike[str]) -> Iterator[None]:
             os.environ[_LIBRARIES] = before
 
 
+@public
 def custom_op_libraries() -> tuple[str, ...]:
     """Return the libraries of the enclosing `custom_op_library` blocks."""
     return tuple(os.environ.get(_LIBRARIES, "").splitlines())
