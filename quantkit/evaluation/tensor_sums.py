@@ -48,7 +48,7 @@ class TensorSums:
             compared.
         shape: shape of the tensor of the first version in the last sample.
         is_resized: True if this shape depends on the data.
-        is_masked: True if both tensors have the same infinity somewhere, which is no problem.
+        is_masked: True if both tensors have the same infinity somewhere, such as in a mask.
     """
 
     pair: TensorPair

@@ -454,7 +454,7 @@ def onnx_graph(nodes: list[Node], **constants: Array) -> Graph:
     return Graph.of([*inputs, *stored, *nodes], ["x"], [nodes[-1].name], dialect=onnx.DIALECT)
 
 
-def test_equal_infinities_of_a_mask_are_no_problem() -> None:
+def test_equal_infinities_of_a_mask_are_accepted() -> None:
     mask = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
     nodes = [Node("masked", "Add", ("x", "mask")), Node("p", "Softmax", ("masked",))]
     graph = onnx_graph(nodes, mask=mask)
@@ -469,12 +469,12 @@ def test_equal_infinities_of_a_mask_are_no_problem() -> None:
 
 def test_quantized_values_of_a_table_are_not_compared_with_its_rows() -> None:
     table = np.random.default_rng(0).normal(0, 1, (4, 4)).astype(np.float32)
-    codes = np.rint(table * 32).astype(np.int8)
+    quantized = np.rint(table * 32).astype(np.int8)
     ids = Node("ids", "ArgMax", ("x",), attrs={"axis": 1, "keepdims": 0})
     first = onnx_graph([ids, Node("emb", "Gather", ("t", "ids")), Node("y", "Add", ("x", "emb"))], t=table)
     nodes = [ids, Node("emb/codes", "Gather", ("t", "ids"))]
     nodes += [Node("cast", "Cast", ("emb/codes",), attrs={"to": DType.FLOAT}), Node("emb", "Mul", ("cast", "step"))]
-    second = onnx_graph([*nodes, Node("y", "Add", ("x", "emb"))], t=codes, step=np.float32(1 / 32))
+    second = onnx_graph([*nodes, Node("y", "Add", ("x", "emb"))], t=quantized, step=np.float32(1 / 32))
     names = {pair.name: pair.second.edge for pair in match_tensors(GraphTensors(first), GraphTensors(second))}
     assert names["emb"] == Edge("emb")
 
