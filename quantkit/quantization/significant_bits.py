@@ -22,7 +22,9 @@ TOLERANCE = 2.0**-10
 
 
 def round_range(limits: Range) -> Range:
-    """Return the smallest range of few significant bits that contains a finite range.
+    """Return the smallest range of few significant bits that contains a range, except for `TOLERANCE` of a step.
+
+    Ranges of zeros and those that are not finite stay.
 
     >>> round_range(Range(-0.30001, 3.1234567))
     Range(low=-0.3125, high=3.125)
@@ -36,7 +38,12 @@ def round_range(limits: Range) -> Range:
 
 
 def round_means(means: Sequence[float], limits: Range) -> tuple[float, ...]:
-    """Return the nearest means of few significant bits, relative to the range of their tensor."""
+    """Return the nearest means of few significant bits, relative to the range of their tensor.
+
+    Args:
+        means: mean of each channel, (c,).
+        limits: range of the tensor; the means stay if it is a range of zeros.
+    """
     step = _step(limits, MEAN_BITS)
     return tuple(round_multiples(means, step)) if step else tuple(means)
 
@@ -52,7 +59,7 @@ def round_multiples(values: Sequence[float], step: float) -> list[float]:
 
 
 def round_scales(scales: Array) -> Array:
-    """Return the nearest scales of few significant bits.
+    """Return the nearest scales of few significant bits, (c,), for positive scales (c,).
 
     >>> round_scales(np.array([0.1, 1.0, 3.14159])).tolist()
     [0.099609375, 1.0, 3.15625]
