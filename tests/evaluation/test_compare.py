@@ -454,6 +454,7 @@ def onnx_graph(nodes: list[Node], **constants: Array) -> Graph:
     return Graph.of([*inputs, *stored, *nodes], ["x"], [nodes[-1].name], dialect=onnx.DIALECT)
 
 
+@pytest.mark.engine
 def test_equal_infinities_of_a_mask_are_accepted() -> None:
     mask = np.triu(np.full((4, 4), -np.inf, np.float32), 1)
     nodes = [Node("masked", "Add", ("x", "mask")), Node("p", "Softmax", ("masked",))]
@@ -479,6 +480,7 @@ def test_quantized_values_of_a_table_are_not_compared_with_its_rows() -> None:
     assert names["emb"] == Edge("emb")
 
 
+@pytest.mark.engine
 def test_values_before_a_division_by_moved_scales_are_compared() -> None:
     weights = np.random.default_rng(0).normal(0, 1, (4, 4)).astype(np.float32)
     factors = np.float32([0.5, 2, 1, 4])

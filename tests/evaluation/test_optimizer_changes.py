@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from varying_sizes import FLOAT, NODE, make_model
 
@@ -24,6 +23,9 @@ from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.reference import RUNTIME
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions
+
+pytest.importorskip("onnx", reason="pip install onnx")
+import onnx
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 main = ENTRY.load()

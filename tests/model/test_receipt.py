@@ -70,7 +70,8 @@ def has_problem(path: Path) -> bool:
         return True
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.engine  # The accuracy is measured in a runtime.
+@pytest.mark.parametrize("kind", FILES)
 def test_receipt_describes_how_a_file_was_made(kind: str, write: Callable[[str], Path]) -> None:
     path = write(kind)
     result = qk.receipt(path)
@@ -94,7 +95,7 @@ def test_receipt_describes_how_a_file_was_made(kind: str, write: Callable[[str],
 
 def test_digests_are_those_of_the_files(tmp_path: Path) -> None:
     sha256 = import_module("hashlib").sha256
-    source = Path("models/digits.pb").resolve()
+    source = Path(__file__).parents[2] / "models" / "digits.pb"
     output, plan, ranges = (tmp_path / name for name in ("m.onnx", "plan.json", "ranges.json"))
     qk.quantize(source, SAMPLES, inputs=["Mul"], runs=0, output=output, save_plan=plan, save_ranges=ranges)
     facts = qk.receipt(output).receipt
@@ -138,6 +139,7 @@ def test_speed_ups_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch:
     assert content_digest(tmp_path / "3.onnx") == content_digest(tmp_path / "0.onnx")
 
 
+@pytest.mark.engine
 def test_ratios_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantkit.quantization.workflow.verb.measure_latency", lambda *_: Latency(skipped="test"))
     stated = []

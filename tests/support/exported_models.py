@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="pip install onnx")
 from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, save
 from varying_sizes import FLOAT, HEADS, NODE, lists, make_model
 

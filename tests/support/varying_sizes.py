@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
+import pytest
 
 from quantkit.ir.tensor import Array
+
+pytest.importorskip("onnx", reason="pip install onnx")
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 NODE = helper.make_node

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from varying_sizes import CONSTANTS, FLOAT, IMAGES, NODE, STEM
 
@@ -14,6 +13,9 @@ from quantkit.ir.graph import Edge
 from quantkit.quantization.workflow import custom_ops
 from quantkit.quantization.workflow.custom_ops import cut_custom_ops
 from quantkit.runtimes import find_runtime
+
+pytest.importorskip("onnx", reason="pip install onnx")
+import onnx
 
 pytestmark = pytest.mark.engine
 CONVOLUTION = NODE("Conv", ["r", "v"], ["c"])
