@@ -5,13 +5,14 @@ Each unknown size is a prime at first, which shape inference carries to the node
     x: ?x?x?  ->  Transpose: 16417x16411x16421  ->  MatMul with 64x32  ->  16421 stands for 64
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, count, product
+from itertools import chain, combinations, count, product
 from math import prod
 from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape
+from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.onnx.shapes import RULES
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.shape_rules import Dims
@@ -21,6 +22,9 @@ from quantkit.ops.shape_rules import Dims
 BATCH_SIZES = (2, 1)
 SIZES, IMAGE_SIZES = (8, 1, 32, 64, 128, 256, 512), (32, 64, 256, 1, 512)
 IMAGE_RANK = 4
+# Sizes that exporters fix although they declare them as dynamic: those of training images, and constants of the graph.
+TRAINING_SIZES = (224, 640, 320, 384, 416, 299, 1024)
+MAX_FIXED, MAX_CONSTANT_ELEMENTS, MAX_SIZE = 16, 8, 1 << 12
 # Maximum number of elements of the inputs.
 MAX_ELEMENTS = 1 << 24
 # Maximum number of axes that may be a batch although they are not the first.
@@ -54,17 +58,66 @@ def choose_input_shapes(
     Raises:
         GraphError: the nodes form a cycle.
     """
-    sizes_of = {(edge, axis): size for edge, shape in shapes.items() for axis, size in enumerate(shape.dims or ())}
-    unknown = [location for location, size in sizes_of.items() if size is None]
+    rejected = list[Mapping[Edge, Shape]]()
+    for candidate, is_consistent, is_probable in _candidates(graph, shapes, batch_sizes):
+        if is_consistent:
+            yield candidate
+        elif is_probable:
+            rejected.append(candidate)
+    yield from rejected
+
+
+def find_fixed_sizes(graph: Graph, shapes: Mapping[Edge, Shape]) -> dict[Edge, Shape]:
+    """Return the inputs with sizes that are dynamic by declaration, although the graph accepts only one value.
+
+    Args:
+        graph: graph of either dialect.
+        shapes: shapes of the inputs of known rank.
+
+    Returns:
+        Shapes with these sizes and with the declared ones.
+
+    Raises:
+        GraphError: the nodes form a cycle.
+    """
+    fixed = {axis: size for axis, size in _required_sizes(graph, shapes).items() if isinstance(size, int)}
+    tried, accepted = list[dict[_Axis, int]](), list[dict[_Axis, int]]()
+    for candidate, is_consistent, _ in _candidates(graph, shapes, BATCH_SIZES):
+        if is_consistent and not tried:
+            break
+        tried.append({(edge, axis): size for edge, shape in candidate.items() for axis, size in enumerate(shape.sizes)})
+        accepted += tried[-1:] if is_consistent else ()
+    fixed |= {
+        axis: size
+        for axis, size in (accepted[0].items() if accepted else ())
+        if any(sizes[axis] != size for sizes in tried) and all(sizes[axis] == size for sizes in accepted)
+    }
+    return {edge: shape for edge, shape in _with_sizes(shapes, fixed).items() if shape != shapes[edge]}
+
+
+def _required_sizes(graph: Graph, shapes: Mapping[Edge, Shape]) -> Mapping[_Axis, int | _Axis]:
+    """Return for each axis of unknown size the size that weights require, or the first axis of equal size."""
+    axes = ((edge, axis, size) for edge, shape in shapes.items() for axis, size in enumerate(shape.dims or ()))
+    unknown = [(edge, axis) for edge, axis, size in axes if size is None]
     if not unknown:
-        yield shapes
-        return
+        return {}
     large = _resolve(graph, shapes, dict(zip(unknown, _primes(1 << 14), strict=False)))
     others = (prime for prime in _primes(11) if prime not in large.values())
     small = _resolve(graph, shapes, dict(zip(unknown, others, strict=False)))
     # A size that smaller ones do not need is a maximum, for example the number of positions of a transformer.
-    fixed = {axis: size for axis, size in large.items() if isinstance(size, int) and size == small[axis]}
-    free = {axis: axis if isinstance(root, int) else root for axis, root in large.items() if axis not in fixed}
+    return {axis: axis if isinstance(size, int) and size != small[axis] else size for axis, size in large.items()}
+
+
+def _candidates(
+    graph: Graph, shapes: Mapping[Edge, Shape], batch_sizes: Sequence[int]
+) -> Iterator[tuple[Mapping[Edge, Shape], bool, bool]]:
+    """Yield shapes of the inputs, True if they agree with the weights, and True if they are usual ones."""
+    required = _required_sizes(graph, shapes)
+    if not required:
+        yield shapes, True, True
+        return
+    fixed = {axis: size for axis, size in required.items() if isinstance(size, int)}
+    free = {axis: root for axis, root in required.items() if not isinstance(root, int)}
     batches = {root for (_, axis), root in free.items() if axis == 0}
     # Equal axes of several inputs often have one size, for example of a sequence and its mask.
     axes: dict[int, int] = {}
@@ -74,18 +127,29 @@ def choose_input_shapes(
     factors = (2, 1) if len(axes) > 1 else (1,)
     # Axes that are the batch, too, for example of a recurrent state.
     subsets = [{*subset} for count in range(MAX_SUBSET + 1) for subset in combinations(indices, count)]
-    tried, rejected = list[Mapping[Edge, Shape]](), []
-    for subset, size, batch, factor in product(subsets, IMAGE_SIZES if is_image else SIZES, batch_sizes, factors):
+    constants = _constant_sizes(graph)
+    usual = product(subsets, IMAGE_SIZES if is_image else SIZES, batch_sizes, factors)
+    sizes_of_constants = (*constants, *(TRAINING_SIZES if is_image else ()))
+    unusual = product([set[_Axis]()], sizes_of_constants, dict.fromkeys((*batch_sizes, *constants)), factors)
+    tried = list[Mapping[Edge, Shape]]()
+    for is_probable, (subset, size, batch, factor) in chain(
+        ((True, choice) for choice in usual), ((False, choice) for choice in unusual)
+    ):
         sizes = {root: size * factor if index % 2 else size for root, index in indices.items() if root not in subset}
         candidate = _with_sizes(shapes, fixed | {location: sizes.get(root, batch) for location, root in free.items()})
         if candidate in tried or sum(prod(shape.sizes) for shape in candidate.values()) > MAX_ELEMENTS:
             continue
         tried.append(candidate)
-        if all(first == second for first, second in _equal_sizes(graph, candidate)):
-            yield candidate
-        else:
-            rejected.append(candidate)
-    yield from rejected
+        yield candidate, all(first == second for first, second in _equal_sizes(graph, candidate)), is_probable
+
+
+def _constant_sizes(graph: Graph) -> list[int]:
+    """Return the integers of small constants, such as the shape of a Reshape, the most frequent first."""
+    values = filter(None, (graph.constant_of(Edge(name)) for name in graph.nodes))
+    integers = (value for value in values if value.dtype in (DType.INT32, DType.INT64))
+    arrays = (value.array for value in integers if prod(value.shape) <= MAX_CONSTANT_ELEMENTS)
+    sizes = Counter(size for array in arrays for size in array.reshape(-1).tolist() if 1 < size <= MAX_SIZE)
+    return [size for size, _ in sizes.most_common(MAX_FIXED)]
 
 
 def _primes(first: int) -> Iterator[int]:

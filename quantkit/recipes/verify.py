@@ -24,6 +24,7 @@ from quantkit.recipes.observed import ObservedGraph, Outputs, compared_fields
 from quantkit.recipes.outputs import MIN_COSINE, NEXT, compare, widen
 from quantkit.recipes.rounding import ULP, in_double, last_inputs, move_arrays, new_constants, rounding_ratio
 from quantkit.runtimes import AUTO, REFERENCE, find_runtime, observing_runtime, open_session, runtimes
+from quantkit.runtimes.fixed_sizes import EXPORT, describe_fixed_sizes, fixed_sizes
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
 from quantkit.transforms.registry import Claim
 
@@ -204,6 +205,9 @@ class Verifier:
 
         results = find_random_inputs(graph, session.inputs, run, samples[0])
         self.feeds = feeds if self.feeder or self.is_small else feeds[:1]
+        fixed = {} if self.feeder else fixed_sizes(graph, session.inputs)
+        for info in (info for info in session.inputs if info.name in fixed):
+            self.warning = f"{describe_fixed_sizes(info, fixed[info.name])}: pass this size, or {EXPORT}"
         return results
 
     def _check_reaction(self, results: Sequence[Mapping[str, Array]]) -> None:

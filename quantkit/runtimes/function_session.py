@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from quantkit.errors import UsageError, did_you_mean
+from quantkit.errors import GraphError, UsageError, did_you_mean
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, SkippedRuntime, TensorInfo
 
@@ -22,6 +22,9 @@ class FunctionSession:
         placement: function that returns the lines of `Session.placement`.
         op_trace: function that returns the value of `Session.op_trace`.
         int8_nodes: function that returns the value of `Session.int8_nodes`, while the session is open.
+
+    Attributes:
+        explain: function that returns an error in place of the runtime's own one for such feeds; None for the own one.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class FunctionSession:
         self.inputs = inputs
         self.outputs = outputs
         self.skipped: tuple[SkippedRuntime, ...] = ()
+        self.explain: Callable[[Mapping[str, Array]], GraphError | None] = lambda feeds: None
         self._compute: Callable[[list[Array]], Sequence[Array]] | None = compute
         self._release = release
         self._placement = placement
@@ -63,7 +67,13 @@ class FunctionSession:
             raise UsageError("the session is closed", hint="open a new one: open_session(model)")
         arrays = {name: as_array(value) for name, value in self._by_name(feeds).items()}
         check_feeds(self.inputs, arrays)
-        results = self._compute([arrays[info.name] for info in self.inputs])
+        try:
+            results = self._compute([arrays[info.name] for info in self.inputs])
+        except GraphError as error:
+            explanation = self.explain(arrays)
+            if explanation is None:
+                raise
+            raise explanation from error
         return {info.name: array for info, array in zip(self.outputs, results, strict=True)}
 
     def close(self) -> None:

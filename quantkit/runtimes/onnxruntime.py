@@ -45,6 +45,8 @@ _INT8_OPS = frozenset(
         "com.microsoft.DynamicQuantizeMatMul",
     }
 )
+# Signature of a C++ function: that of the check that failed.
+_FUNCTION = re.compile(r"[^()]*::[~\w<>=]+ ?\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^]]*\])? ")
 _DTYPE_NAMES = {"float16": "half", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
 
 
@@ -360,13 +362,33 @@ def _translate_error(error: Exception, model: str) -> QuantkitError:
             f"ONNX Runtime cannot run {model}: {reason}",
             hint="another --runtime may have a kernel: quantkit doctor lists the installed ones",
         )
-    failed = re.search(r"while running (\w+) node\. Name:'([^']*)' Status Message: (?:\S+:\d+ \S+ )?(.*)", reason)
+    failed = re.search(r"while running (\w+) node\. Name:'([^']*)' Status Message: (.*)", reason)
     if failed:
+        node = f"node {failed[2]!r} ({failed[1]})" if failed[2] else f"a node of type {failed[1]}"
         return GraphError(
-            f"node {failed[2]!r} ({failed[1]}): ONNX Runtime rejects it: {failed[3]}",
+            f"{node}: ONNX Runtime rejects it: {_without_source(failed[3])}",
             hint="quantkit summarize shows the shapes of the inputs",
         )
-    return GraphError(f"ONNX Runtime rejects {model}: {reason}", hint="quantkit summarize shows its nodes")
+    return GraphError(
+        f"ONNX Runtime rejects {model}: {_without_source(reason)}", hint="quantkit summarize shows its nodes"
+    )
+
+
+def _without_source(reason: str) -> str:
+    """Return the reason of a failed check without file, function and condition in the source of ONNX Runtime.
+
+    >>> _without_source("/src/a.h:9 void ort::It::Append(long) axis == 1 was false. Cannot broadcast 8 by 16")
+    'Cannot broadcast 8 by 16'
+    >>> _without_source("/src/a.cc:9 ort::Status ort::Op::Compute(Context*) const Invalid indices")
+    'Invalid indices'
+    >>> _without_source("a.h:142 Compute MatMul dimension mismatch")
+    'MatMul dimension mismatch'
+    """
+    text = re.sub(r"^\S+:\d+ ", "", reason)
+    if text != reason:
+        match = _FUNCTION.match(text)
+        text = text[match.end() :] if match else text.partition(" ")[2]
+    return text.rpartition(" was false. ")[2] or text
 
 
 def _reason(error: Exception) -> tuple[str, str]:

@@ -304,6 +304,8 @@ def _translate_error(error: Exception, model: str, *, is_file: bool) -> Quantkit
             f"OpenVINO has no {ops}, which {model} uses",
             hint="another --runtime may have a kernel: quantkit doctor lists the installed ones",
         )
+    # The reason of a failed check is the line after it.
+    text = re.sub(r" Check '.*' failed at \S+:\d+:\s*", ": ", text.replace("[CPU] ", "").replace("[cpu]", ""))
     lines = [line.strip() for line in text.splitlines()]
     positions = ("Exception from", "Check '", "FrontEnd API failed", "While validating")
     messages = [line for line in lines if line and not line.startswith(positions)]

@@ -13,6 +13,8 @@ from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.ir.graph import Graph
 from quantkit.registry import check_fields, is_text, is_texts
 from quantkit.runtimes.availability import Availability, require
+from quantkit.runtimes.fixed_sizes import explainer
+from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.session import PRECISIONS, Session, SessionOptions
 
 # Limits of the instructions that oneDNN may use: a processor with a lower one may run at a higher clock.
@@ -132,7 +134,10 @@ class Runtime:
         require(self.available())
         self._check_options(options)
         with restricted_threads():
-            return self.open_model(model, options)
+            session = self.open_model(model, options)
+        if isinstance(session, FunctionSession):
+            session.explain = explainer(model, session.inputs)
+        return session
 
     def opens(self, model: Graph | Path) -> bool:
         """Return True if the dialect of a graph or the kind of a file is one of this runtime."""

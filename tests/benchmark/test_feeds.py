@@ -49,10 +49,13 @@ def test_card_defines_dynamic_sizes() -> None:
     assert seeded_feeds([info((None, None, None, 1))], batch=4, shapes=shapes)["x"].shape == (4, 16, 16, 1)
 
 
-def test_unknown_sizes_are_an_error_with_a_hint() -> None:
+@pytest.mark.parametrize(
+    ("dims", "example"), [((1, None, None, 3), "1x64x64x3"), ((None, None), "1x64"), (None, "1x64x64x3")]
+)
+def test_unknown_sizes_are_an_error_with_a_hint(dims: tuple[int | None, ...] | None, example: str) -> None:
     with pytest.raises(UsageError, match="needs all sizes but the batch") as error:
-        seeded_feeds([info((1, None, None, 3))])
-    assert "--input-shape x:1x640x640x3" in error.value.hint
+        seeded_feeds([info(dims)])
+    assert f"--input-shape x:{example}," in error.value.hint
 
 
 def test_sizes_of_the_caller_fill_dynamic_dimensions() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from quantkit.ir.tensor import Shape
 from quantkit.ir.text import from_text
-from quantkit.ops.input_sizes import MAX_ELEMENTS, choose_input_shapes
+from quantkit.ops.input_sizes import MAX_ELEMENTS, choose_input_shapes, find_fixed_sizes
 from quantkit.ops.shape_inference import infer_shapes
 
 ONNX, TENSORFLOW = "dialect: onnx\n", ""
@@ -84,3 +84,50 @@ def test_known_sizes_are_kept() -> None:
     graph = from_text("dialect: onnx\ninputs: x\noutputs: y\nx = Placeholder[3x4]()\ny = Relu(x)")
     (shapes,) = islice(choose_input_shapes(graph, {graph.inputs[0]: Shape((3, 4))}), 5)
     assert shapes[graph.inputs[0]].sizes == (3, 4)
+
+
+HEADS = "s = Constant[int64]([-1, 12, 4, 8])\nx = Relu(ids)\nr = Reshape(x, s)\n"
+FIXED_CASES = {
+    "length in a Reshape": (
+        "?x?x32",
+        f"{HEADS}f = Constant[int64]([-1, 12, 32])\nj = Reshape(r, f)\ny = Add(j, x)",
+        "?x12x32",
+    ),
+    "batch in a Reshape": (
+        "?x?x32",
+        "s = Constant[int64]([6, -1, 32])\nr = Reshape(ids, s)\ny = Add(r, ids)",
+        "6x?x32",
+    ),
+    "batch and length": (
+        "?x?x32",
+        "t = Transpose(ids, perm=[1, 0, 2])\ns = Constant[int64]([12, 24, 8])\nr = Reshape(t, s)\n"
+        "b = Constant[int64]([12, 6, 32])\nj = Reshape(r, b)\ny = Add(t, j)",
+        "6x12x32",
+    ),
+    "length of an Expand": (
+        "?x?x32",
+        "o = Constant[1x1x32]()\ns = Constant[int64]([1, 12, 32])\np = Expand(o, s)\ny = Add(ids, p)",
+        "?x12x32",
+    ),
+    "positions": ("?x?x32", "p = Constant[1x12x32]()\ny = Add(ids, p)", "?x12x32"),
+    "patches of an image": (
+        "?x3x?x?",
+        "w = Constant[8x3x16x16]()\nc = Conv(ids, w, strides=[16, 16], kernel_shape=[16, 16])\n"
+        "s = Constant[int64]([0, 8, -1])\nr = Reshape(c, s)\np = Constant[1x8x196]()\ny = Add(r, p)",
+        "?x3x224x224",
+    ),
+    "channels of weights": ("?x?x?", "w = Constant[32x4]()\ny = MatMul(ids, w)", "?x?x32"),
+    "nothing": ("?x?x32", "s = Constant[int64]([0, -1, 4, 8])\ny = Reshape(ids, s)", None),
+    "multiples of 4": ("?x?x32", "s = Constant[int64]([0, -1, 4, 32])\ny = Reshape(ids, s)", None),
+}
+
+
+@pytest.mark.parametrize("name", FIXED_CASES)
+def test_sizes_that_the_graph_fixes(name: str) -> None:
+    shape, nodes, expected = FIXED_CASES[name]
+    graph = from_text(f"dialect: onnx\ninputs: ids\noutputs: y\nids = Placeholder[{shape}]()\n{nodes}")
+    declared = {edge: infer_shapes(graph)[edge] for edge in graph.inputs}
+    fixed = find_fixed_sizes(graph, declared)
+    assert {edge.node: str(shape) for edge, shape in fixed.items()} == ({} if expected is None else {"ids": expected})
+    shapes = next(choose_input_shapes(graph, declared))
+    assert all(shape.accepts(shapes[edge].sizes) for edge, shape in fixed.items())

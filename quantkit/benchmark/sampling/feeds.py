@@ -9,6 +9,9 @@ from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.tensor import Array, Shape
 from quantkit.runtimes.session import TensorInfo
 
+# Size of the dynamic dimensions in the example of a hint.
+EXAMPLE_SIZE = 64
+
 
 def seeded_feeds(
     inputs: Sequence[TensorInfo],
@@ -72,9 +75,10 @@ def _dims(info: TensorInfo, batch: int | None, shape: Shape | None) -> tuple[int
         rest = [size if size is not None else other for size, other in zip(sizes, shape.dims, strict=True)][1:]
         dims = (*sizes[:1], *rest)
     if dims is None or None in dims[1:]:
+        example = Shape([size or (EXAMPLE_SIZE if axis else 1) for axis, size in enumerate(dims or (1, None, None, 3))])
         raise UsageError(
             f"input {info.name!r} has the dynamic shape {info.shape}: random data needs all sizes but the batch",
-            hint=f"choose the sizes, for example --input-shape {info.name}:1x640x640x3, or give data: --data DATA",
+            hint=f"choose the sizes, for example --input-shape {info.name}:{example}, or give data: --data DATA",
         )
     if not dims:
         return ()

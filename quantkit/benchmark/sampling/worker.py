@@ -40,6 +40,7 @@ from quantkit.errors import GraphError, QuantkitError, UsageError
 from quantkit.ir.tensor import Array, Shape
 from quantkit.model import Model, load
 from quantkit.runtimes import AUTO, find_runtime, open_session
+from quantkit.runtimes.fixed_sizes import fixed_sizes
 from quantkit.runtimes.openmp import openmp_libraries
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
 from quantkit.workers.child import end_with_parent
@@ -141,6 +142,7 @@ class _Worker:
             feeds = dict(next(feed_dataset(loaded, dataset, session.inputs, batch or 1)))
         else:
             shapes = find_card_shapes(session.inputs, session.outputs, list_cards())
+            shapes = shapes or fixed_sizes(loaded.runnable, session.inputs)
             make = partial(seeded_feeds, session.inputs, batch=batch, shapes=shapes, sizes=input_shapes, seed=seed)
             feeds, others = make(), [partial(make, integers=integers) for integers in INTEGERS[1:]]
         self._feeds = feeds
