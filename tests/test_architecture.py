@@ -30,7 +30,7 @@ LAYERS = [
     {"quantkit.benchmark", "quantkit.evaluation"},
     {"quantkit.monitor"},
     {"quantkit.quantization"},
-    {"quantkit.batch_inference", "quantkit.training"},
+    {"quantkit.batch_inference", "quantkit.optimize", "quantkit.training"},
     {"quantkit.summary"},
     {"quantkit.compat"},
     {"quantkit.cli"},

@@ -4,6 +4,7 @@ from quantkit.formats.files import (
     check_folder,
     check_target,
     decode,
+    external_data_files,
     infer_endpoints,
     load,
     meta_graphs,
@@ -13,6 +14,7 @@ from quantkit.formats.files import (
     save_graphdef,
     save_onnx,
     save_saved_model,
+    whole_folder,
     write_whole,
 )
 from quantkit.formats.kinds import KINDS, SUFFIXES, kind_of, model_path
@@ -26,6 +28,7 @@ __all__ = [
     "check_outputs",
     "check_target",
     "decode",
+    "external_data_files",
     "infer_endpoints",
     "kind_of",
     "load",
@@ -37,5 +40,6 @@ __all__ = [
     "save_graphdef",
     "save_onnx",
     "save_saved_model",
+    "whole_folder",
     "write_whole",
 ]

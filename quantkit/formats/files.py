@@ -220,6 +220,20 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
         InputError: the disk is full or the folder cannot be written.
         GraphError: the graph exceeds the size limit of a SavedModel, or an input or output has an unknown type.
     """
+    with whole_folder(folder) as temporary:
+        with open(temporary / saved_model.FILE, "wb") as file:
+            saved_model.write(metadata.with_text(graph, None), file, signature)
+        save_folder_metadata(graph, temporary)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes ``folder`` in one step at the end of the block; an error removes it.
+
+    Raises:
+        UsageError: the folder is not empty, or cannot be created.
+        InputError: the disk is full or the folder cannot be written.
+    """
     check_folder(folder)
     target = folder.resolve()
     temporary = _temporary_path(target)
@@ -228,9 +242,7 @@ def save_saved_model(graph: Graph, folder: Path, signature: saved_model.Signatur
             temporary.mkdir()
             if target.exists():
                 shutil.copymode(target, temporary)
-            with open(temporary / saved_model.FILE, "wb") as file:
-                saved_model.write(metadata.with_text(graph, None), file, signature)
-            save_folder_metadata(graph, temporary)
+            yield temporary
             os.replace(temporary, target)
         _WRITTEN.get([]).append(target)
     finally:
@@ -245,7 +257,7 @@ def save_folder_metadata(graph: Graph, folder: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check before any work that a SavedModel can be written to a folder.
+    """Check before any work that a folder of files, for example a SavedModel, can be written.
 
     Raises:
         UsageError: the folder is not empty or is a file, or its parent does not exist.
@@ -258,7 +270,7 @@ def check_folder(path: Path) -> None:
                 f"{path} is not empty: it contains {', '.join(entries[:3])}", hint="name a new or empty folder"
             )
     elif path.exists():
-        raise UsageError(f"{path} is a file; a SavedModel is a folder", hint="name a new folder")
+        raise UsageError(f"{path} is a file, and the output is a folder", hint="name a new folder")
     parent = path.resolve().parent
     if not parent.is_dir():
         raise UsageError(f"cannot create {path.name}: {parent} is not a folder", hint="create the folder first")
@@ -373,6 +385,23 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def external_data_files(path: Path) -> tuple[str, ...]:
+    """Return the files with weights that belong to an ONNX file, relative to its folder.
+
+    Raises:
+        InputError: a file cannot be read, or is not an ONNX model.
+    """
+    locations: dict[str, None] = {}
+    read = onnx.external_data_reader(path.parent)
+
+    def record(location: str) -> wire.Buffer:
+        locations[location] = None
+        return read(location)
+
+    onnx.decode(map_file(path), record)
+    return tuple(locations)
 
 
 def has_onnx_functions(path: Path) -> bool:

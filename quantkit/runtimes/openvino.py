@@ -191,10 +191,10 @@ def _config(core: Any, device: str, options: SessionOptions) -> dict[str, Any]:
             f"{core.get_property(device, 'FULL_DEVICE_NAME')} has no {options.precision} instructions",
             hint="use --precision float32",
         )
-    return _properties(options)
+    return properties(options)
 
 
-def _properties(options: SessionOptions) -> dict[str, str]:
+def properties(options: SessionOptions) -> dict[str, str]:
     """Return the properties of a compiled network."""
     config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": _PRECISIONS[options.precision][0]}
     if options.streams > 1:
@@ -211,7 +211,7 @@ def _properties(options: SessionOptions) -> dict[str, str]:
 
 def _native_options(options: SessionOptions) -> str:
     """Return the options as code that compiles a model."""
-    return f'compiled = openvino.Core().compile_model("model.onnx", "CPU", {_properties(options)})'
+    return f'compiled = openvino.Core().compile_model("model.onnx", "CPU", {properties(options)})'
 
 
 def _compute(

@@ -11,7 +11,7 @@ from quantkit.errors import GraphError, InputError, UnavailableError
 from quantkit.formats.files import load, save
 from quantkit.formats.onnx.schema import message_class
 from quantkit.runtimes import openvino as module
-from quantkit.runtimes.openvino import RUNTIME, _properties, _translate_error
+from quantkit.runtimes.openvino import RUNTIME, _translate_error, properties
 from quantkit.runtimes.session import SessionOptions
 
 pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
@@ -61,7 +61,7 @@ def test_threads_are_bound_to_cores_only_if_they_use_all(
     threads: int, is_bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "available_cores", lambda: 4)
-    assert ("ENABLE_CPU_PINNING" not in _properties(SessionOptions(intra_op=threads))) == is_bound
+    assert ("ENABLE_CPU_PINNING" not in properties(SessionOptions(intra_op=threads))) == is_bound
 
 
 @pytest.mark.parametrize(
