@@ -1,25 +1,27 @@
-"""Line chart of values over time as SVG, for an HTML document whose style sheet sets the colours."""
+"""Chart of values over time as SVG, for an HTML document whose style sheet sets the colours."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil, log10
 
 from quantkit.drawing.html_page import NUM_SERIES
 from quantkit.drawing.svg import escape_text
 
-HEIGHT, TOP, BOTTOM = 160, 8, 22
+HEIGHT, TOP, BOTTOM = 178, 8, 40
 BAR_HEIGHT = 28
 # Left end and width of the plot in percent: it grows with the page, and the texts keep their size.
 LEFT, WIDTH = 13, 85
 # Coordinates of the plot from left to right.
 PLOT_WIDTH = 1000
 NUM_TIMES = 5
+# Limits of the number of points of a line, and the number of samples in one point between these limits.
+MIN_POINTS, MAX_POINTS, MIN_SAMPLES = 16, 60, 4
 
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """Lines of several quantities with one time axis.
+    """Lines of several quantities, or the parts of a whole, with one time axis.
 
     Attributes:
         title: name of the chart.
@@ -27,7 +29,9 @@ class TimeSeries:
         seconds: time of each value.
         lines: values of each quantity by name; None for a gap.
         maximum: top of the value axis; None if it fits the values.
-        start: end of a shaded part at the beginning.
+        focus: begin and end of the part that is not faded; None for all.
+        is_stacked: the quantities are parts of a whole, drawn as areas one above the other.
+        resolution: sentence about averaged points; empty for single samples.
     """
 
     title: str
@@ -35,7 +39,28 @@ class TimeSeries:
     seconds: Sequence[float]
     lines: Mapping[str, Sequence[float | None]]
     maximum: float | None = None
-    start: float = 0.0
+    focus: tuple[float, float] | None = None
+    is_stacked: bool = False
+    resolution: str = ""
+
+    def average_samples(self) -> "TimeSeries":
+        """Return the chart with at most `MAX_POINTS` points, each the mean of the samples of an equal time."""
+        count = min(max(len(self.seconds) // MIN_SAMPLES, MIN_POINTS), MAX_POINTS)
+        if len(self.seconds) <= count:
+            return self
+        width = self.seconds[-1] / count
+        numbers = [min(int(seconds / width), count - 1) for seconds in self.seconds]
+
+        def means(values: Sequence[float | None]) -> list[float | None]:
+            parts: dict[int, list[float]] = {number: [] for number in numbers}
+            for number, value in zip(numbers, values, strict=True):
+                parts[number] += [] if value is None else [value]
+            return [sum(part) / len(part) if part else None for part in parts.values()]
+
+        seconds = [(number + 0.5) * width for number in dict.fromkeys(numbers)]
+        lines = {name: means(values) for name, values in self.lines.items()}
+        resolution = f"Each point is the mean of {width:.2g} s."
+        return replace(self, seconds=[0.0, *seconds[1:-1], self.seconds[-1]], lines=lines, resolution=resolution)
 
     @property
     def top(self) -> float:
@@ -65,16 +90,27 @@ class TimeSeries:
             f'<svg x="{LEFT}%" width="{WIDTH}%" height="{HEIGHT}" viewBox="0 0 {PLOT_WIDTH} {HEIGHT}" '
             'preserveAspectRatio="none">'
         )
+        base = [0.0] * len(self.seconds)
         for index, (name, values) in enumerate(self.lines.items()):
-            path = "".join(self._segments(values))
+            if self.is_stacked:
+                upper = [low + (value or 0.0) for low, value in zip(base, values, strict=True)]
+                kind, path = "fill", f"M{self._corners(self.seconds, upper)}L{self._corners(self.seconds, base, -1)}Z"
+                base = upper
+            else:
+                kind, path = "curve", "".join(self._segments(values))
             title = f"<title>{escape_text(name)}</title>"
-            parts.append(f'<path class="curve series-{index % NUM_SERIES}" d="{path}">{title}</path>')
-        return "\n".join([*parts, "</svg></svg>"])
+            parts.append(f'<path class="{kind} series-{index % NUM_SERIES}" d="{path}">{title}</path>')
+        return "\n".join([*parts, *self._draw_faded_parts(), "</svg></svg>"])
+
+    def _draw_faded_parts(self) -> Iterator[str]:
+        """Yield the parts before and after the judged time."""
+        start, end = self.focus or (0.0, self.seconds[-1] if self.seconds else 0.0)
+        for left, right in ((0.0, self._x(start)), (self._x(end), PLOT_WIDTH)):
+            if right - left > 1:
+                size = f'x="{left:.1f}" width="{right - left:.1f}" height="{HEIGHT - TOP - BOTTOM}"'
+                yield f'<rect class="faded" y="{TOP}" {size}/>'
 
     def _axes(self) -> Iterator[str]:
-        if self.start > 0:
-            width = WIDTH * self._x(self.start) / PLOT_WIDTH
-            yield f'<rect class="start" x="{LEFT}%" y="{TOP}" width="{width:.1f}%" height="{HEIGHT - TOP - BOTTOM}"/>'
         for fraction in (0.0, 0.5, 1.0):
             y = self._y(fraction * self.top)
             text = _format(fraction * self.top)
@@ -84,15 +120,23 @@ class TimeSeries:
         step = round_up(end / NUM_TIMES)
         for number in range(int(end / step) + 1):
             x = LEFT + WIDTH * self._x(number * step) / PLOT_WIDTH
-            yield f'<text class="faint middle" x="{x:.1f}%" y="{HEIGHT - 6}">{_format(number * step)} s</text>'
+            yield f'<text class="faint middle" x="{x:.1f}%" y="{HEIGHT - 24}">{_format(number * step)} s</text>'
+        yield f'<text class="faint middle" x="{LEFT + WIDTH / 2}%" y="{HEIGHT - 6}">time since the start</text>'
 
     def _segments(self, values: Sequence[float | None]) -> Iterator[str]:
         """Yield the path of each run of values without a gap."""
         points = zip(self.seconds, values, strict=True)
         for has_value, run in groupby(points, key=lambda point: point[1] is not None):
             if has_value:
-                corners = [f"{self._x(seconds):.1f} {self._y(value or 0.0):.1f}" for seconds, value in run]
-                yield f"M{'L'.join(corners)}"
+                times, present = zip(*run, strict=True)
+                yield f"M{self._corners(times, present)}"
+
+    def _corners(self, seconds: Sequence[float], values: Sequence[float | None], step: int = 1) -> str:
+        """Return the points of a line, from the last one to the first one with the step -1."""
+        corners = [
+            f"{self._x(each):.1f} {self._y(value or 0.0):.1f}" for each, value in zip(seconds, values, strict=True)
+        ]
+        return "L".join(corners[::step])
 
     def _x(self, seconds: float) -> float:
         end = self.seconds[-1] if self.seconds and self.seconds[-1] else 1.0

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import linecache
 import os
+import re
 import sys
 import threading
 import time
 from importlib import import_module
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 FOLDER_VARIABLE = "QUANTKIT_MONITOR_FOLDER"
 PIPELINE_VARIABLE = "QUANTKIT_MONITOR_PIPELINE"
@@ -25,6 +26,16 @@ MAX_DEPTH = 40
 MAX_STACKS = 2000
 # Maximum fraction of one core that the sampler uses.
 BUDGET = 0.002
+# Weight of the cost before the last period.
+FORGET = 0.8
+# Files that are not the job's own code: Python's library, installed packages, and the marks of the monitor.
+LIBRARY_FILES = re.compile(
+    r"/lib(64)?/python\d[.\d]*/|/(site|dist)-packages/|^<frozen|/quantkit_(markers|pipeline)\.py$|/quantkit/monitor/"
+)
+if TYPE_CHECKING:
+    # Thread, is the main thread, line of the innermost frame, depth and line of the innermost frame of own code (depth
+    # -1: none), and the identities of the code objects: their hash would read all their instructions.
+    Key = tuple[int, bool, int, int, int, tuple[int, ...]]
 
 
 class CallSampler:
@@ -36,9 +47,11 @@ class CallSampler:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.numbers: dict[tuple[int, bool, int, tuple[CodeType, ...]], int] = {}
+        self.numbers: dict[Key, int] = {}
         self.counts: dict[int, int] = {}
-        self.new: list[tuple[int, bool, int, tuple[CodeType, ...]]] = []
+        self.new: list[Key] = []
+        self.objects: dict[int, CodeType] = {}  # holds each code object, so that its identity stays unique
+        self.own: dict[str, bool] = {}
         self.start()
 
     def start(self) -> None:
@@ -59,16 +72,17 @@ class CallSampler:
         self.thread.join(1)
 
     def run(self, stop: threading.Event) -> None:
-        """Count stacks until the job ends."""
-        start, cost, samples = time.monotonic(), time.thread_time(), 0
-        interval, next_flush = INTERVAL, start + FLUSH_SECONDS
+        """Count stacks until the job ends; the interval follows the cost of the last seconds."""
+        start, cost, samples = time.monotonic(), 0.0, 0.0
+        interval, next_flush, used = INTERVAL, start + FLUSH_SECONDS, time.thread_time()
         while not stop.wait(interval):
             self.sample()
             samples += 1
             if time.monotonic() >= next_flush:
                 self.flush()
-                next_flush = time.monotonic() + FLUSH_SECONDS
-                interval = max(INTERVAL, (time.thread_time() - cost) / samples / BUDGET)
+                next_flush, before, used = time.monotonic() + FLUSH_SECONDS, used, time.thread_time()
+                interval = max(INTERVAL, (cost + used - before) / samples / BUDGET)
+                cost, samples = FORGET * (cost + used - before), FORGET * samples
         self.flush()
 
     def sample(self) -> None:
@@ -78,22 +92,36 @@ class CallSampler:
         native = {thread.ident: getattr(thread, "native_id", 0) for thread in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
             if ident != own:
-                line = frame.f_lineno or 0
-                frames: list[CodeType] = []
-                caller: FrameType | None = frame
-                while caller is not None and len(frames) < MAX_DEPTH:
-                    frames.append(caller.f_code)
-                    caller = caller.f_back
-                key = (native.get(ident) or 0, ident == main, line, tuple(frames))
+                key = self.key(native.get(ident) or 0, ident == main, frame)
                 if key not in self.numbers and len(self.numbers) < MAX_STACKS:
                     self.numbers[key] = len(self.numbers)
                     self.new.append(key)
                 number = self.numbers.get(key, -1)
                 self.counts[number] = self.counts.get(number, 0) + 1
 
+    def key(self, thread: int, is_main: bool, frame: FrameType) -> Key:
+        """Return the key of a stack; the frame of own code is searched below all frames of libraries."""
+        identities: list[int] = []
+        own, own_line = -1, 0
+        caller: FrameType | None = frame
+        while caller is not None and (len(identities) < MAX_DEPTH or own < 0):
+            code = caller.f_code
+            identities.append(id(code))
+            self.objects[id(code)] = code
+            if own < 0 and self.is_own(code.co_filename):
+                own, own_line = len(identities) - 1, caller.f_lineno or 0
+            caller = caller.f_back
+        return thread, is_main, frame.f_lineno or 0, own, own_line, tuple(identities)
+
+    def is_own(self, file: str) -> bool:
+        """Return True for a file of the job that is not part of a library."""
+        if file not in self.own:
+            self.own[file] = LIBRARY_FILES.search(file) is None
+        return self.own[file]
+
     def flush(self) -> None:
         """Append the counts since the last flush to the file."""
-        stacks = {self.numbers[key]: describe(key) for key in self.new}
+        stacks = {self.numbers[key]: describe(key, self.objects) for key in self.new}
         record = {"seconds": time.monotonic(), "stacks": stacks, "counts": self.counts}
         self.new, self.counts = [], {}
         try:
@@ -103,16 +131,27 @@ class CallSampler:
             self.stop.set()
 
 
-def describe(key: tuple[int, bool, int, tuple[CodeType, ...]]) -> dict[str, Any]:
-    """Return a stack as JSON values: thread, frames from the innermost one, text of its line."""
-    thread, is_main, line, frames = key
+def describe(key: Key, objects: dict[int, CodeType]) -> dict[str, Any]:
+    """Return a stack as JSON values: thread, frames from the innermost one, text of its line, location in own code."""
+    thread, is_main, line, own, own_line, identities = key
+    frames = [objects[each] for each in identities]
+    location = None
+    if own >= 0:
+        file = frames[own].co_filename
+        location = [shorten_path(file), frames[own].co_name, own_line, source_line(file, own_line)]
     return {
         "thread": thread,
         "is_main": is_main,
         "frames": [[code.co_filename, code.co_name] for code in frames],
-        "line": line,
         "text": source_line(frames[0].co_filename, line),
+        "own": location,
     }
+
+
+def shorten_path(file: str) -> str:
+    """Return a file relative to the working folder, if it is inside."""
+    folder = os.path.join(os.getcwd(), "")
+    return file[len(folder) :] if file.startswith(folder) else file
 
 
 def source_line(file: str, number: int) -> str:

@@ -1,22 +1,31 @@
 """Calls of a job by purpose: input, compute or waiting, from the stacks of its Python threads.
 
-The innermost frame of a known library decides; in the job's own code, the text of the running line and then the names
-of the functions. Imports and model loading are the start of the job and are not judged.
+All code below an input pipeline is input. Else the innermost frame of a known library decides; in the job's own code,
+the text of the running line and then the names of the functions. Imports and model loading are the start of the job
+and are not judged. A call has the name of the job's own function: a user cannot change the functions of a library.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from quantkit.monitor.agent import LIBRARY_FILES
 
 STARTUP, INPUT, COMPUTE, WAITING, OTHER = "startup", "input", "compute", "waiting", "other"
 # A call that computes and takes its input inside.
 MIXED = "input or compute"
 # Causes of waiting that depend on another thread of the job.
 INTERNAL_CAUSES = frozenset({"lock", "queue", "child process"})
+
+# Longest text of a source line in a report.
+MAX_TEXT = 60
 
 Stack = tuple[tuple[str, str], ...]
 
@@ -27,12 +36,20 @@ class Purpose(NamedTuple):
     Attributes:
         kind: `INPUT`, `COMPUTE`, `MIXED`, `WAITING`, `STARTUP` or `OTHER`.
         cause: cause of waiting, for example ``sleep``; empty if the line computes.
-        label: function, as ``file.py:function``.
+        label: innermost function of the job's own code, else of the library, as ``file.py:function``.
+        line: running line of that function of the job, as ``file.py:7: text``; empty for a library.
     """
 
     kind: str
     cause: str
     label: str
+    line: str = ""
+
+    @property
+    def location(self) -> str:
+        """Function with its running line."""
+        function = self.label.rpartition(":")[2]
+        return self.label if not self.line else self.line if function == "<module>" else f"{function} ({self.line})"
 
 
 def _any_of(*patterns: str) -> re.Pattern[str]:
@@ -64,8 +81,14 @@ _INPUT_FILES = _any_of(
     r"/quantkit/(data|formats)/",
     r"/(albumentations|soundfile|librosa|datasets|decord|av|webdataset|lmdb)(/|\.py)",
 )
+# Callers of the job's input functions: all functions that these call are input.
+_PIPELINE_FILES = _any_of(
+    r"/(keras|tf_keras)/src/(trainers/data_adapters|engine/data_adapter|utils/data_utils)",
+    r"/tensorflow/python/(data|ops/script_ops)",
+    r"/torch/utils/data/",
+    r"/quantkit(_|/monitor/)markers\.py$",
+)
 _NETWORK_FILES = _any_of(r"/(socket|ssl)\.py$", r"/(http|urllib|urllib3|requests|httpx|boto3|botocore|aiohttp|grpc)/")
-_LIBRARY_FILES = _any_of(r"/python\d[.\d]*/", "^<frozen")
 _COMPUTE_FILES = _any_of(
     r"/(onnxruntime|openvino|tensorflow|keras|tf_keras|torch|jax|jaxlib|ai_edge_litert|tflite_runtime|tensorrt)/",
     r"/(sklearn|xgboost|lightgbm|catboost|transformers|triton|scipy|cupy|numba)/",
@@ -108,20 +131,35 @@ _COMPUTE_NAMES = re.compile(
 )
 
 
-def purpose_of(frames: Stack, text: str = "") -> Purpose:
+def purpose_of(frames: Stack, text: str = "", own: Sequence[Any] | None = None) -> Purpose:
     """Return the purpose of a stack.
 
     Args:
         frames: file and function of each frame, the innermost one first.
         text: source line of the innermost frame.
+        own: file, function, line number and source line of the innermost frame of the job's own code; None without.
 
-    >>> purpose_of((("/site/PIL/ImageFile.py", "load"), ("/job.py", "main"))).kind
+    >>> purpose_of((("/site-packages/PIL/ImageFile.py", "load"), ("/job.py", "main"))).kind
     'input'
     """
+    purpose = _purpose(frames, text)
+    if not own:
+        return purpose
+    file, function, number, source = own
+    own_label = _label(((file, function),))
+    source = source or ("" if purpose.kind == MIXED or purpose.label == own_label else purpose.label)
+    source = source if len(source) <= MAX_TEXT else f"{source[: MAX_TEXT - 1]}…"
+    label = purpose.label if purpose.kind == MIXED else own_label
+    return purpose._replace(label=label, line=": ".join(filter(None, (f"{file}:{number}", source))))
+
+
+def _purpose(frames: Stack, text: str) -> Purpose:
     label = _label(frames)
     if any(_STARTUP_FILES.search(file) for file, _ in frames):
         return Purpose(STARTUP, "", label)
     cause = _cause(frames, text)
+    if any(_PIPELINE_FILES.search(file) for file, _ in frames):
+        return Purpose(INPUT, cause, label)
     for file, function in frames:
         if _is_loading(file, function):
             return Purpose(STARTUP, "", label)
@@ -155,7 +193,7 @@ def _purpose_of_own_code(frames: Stack, text: str, cause: str, label: str) -> Pu
     for file, function in frames:
         if cause in INTERNAL_CAUSES:
             break
-        if _LIBRARY_FILES.search(file) or _NETWORK_FILES.search(file):
+        if LIBRARY_FILES.search(file) or _NETWORK_FILES.search(file):
             continue
         if _INPUT_NAMES.search(function):
             return Purpose(INPUT, cause, label)
@@ -181,26 +219,79 @@ def _label(frames: Iterable[tuple[str, str]]) -> str:
     return ""
 
 
+class Period(NamedTuple):
+    """Samples of one process in about half a second, by purpose.
+
+    Attributes:
+        end: monotonic clock at the end.
+        main, others: samples of the main thread, and of the other threads.
+    """
+
+    end: float
+    main: Mapping[Purpose, int]
+    others: Mapping[Purpose, int]
+
+
 @dataclass(frozen=True)
 class Calls:
     """Sampled calls of one process.
 
     Attributes:
         pid: process.
-        main: samples of the main thread by purpose.
-        others: samples of the other threads by purpose.
-        started: monotonic clock at the end of imports and model loading; None if the samples do not show it.
+        periods: samples in order.
     """
 
     pid: int
-    main: Mapping[Purpose, int]
-    others: Mapping[Purpose, int]
-    started: float | None = None
+    periods: tuple[Period, ...]
 
-    def count(self, kind: str) -> int:
-        """Return the number of samples of all threads of one kind."""
-        counts = [*self.main.items(), *self.others.items()]
-        return sum(count for purpose, count in counts if purpose.kind == kind)
+    @cached_property
+    def main(self) -> Mapping[Purpose, int]:
+        """Samples of the main thread by purpose."""
+        return _add(period.main for period in self.periods)
+
+    @cached_property
+    def others(self) -> Mapping[Purpose, int]:
+        """Samples of the other threads by purpose."""
+        return _add(period.others for period in self.periods)
+
+    @property
+    def started(self) -> float | None:
+        """Monotonic clock at the end of imports and model loading; None if the samples do not show it."""
+        periods = takewhile(lambda each: 2 * _count(each.main, STARTUP) >= sum(each.main.values()), self.periods)
+        return max((period.end for period in periods), default=None)
+
+    @property
+    def ended(self) -> float | None:
+        """Monotonic clock at the end of the work: the end of the samples, or the begin of a last call of its own.
+
+        A last call is a call of the main thread without work in other threads, and without an earlier occurrence: the
+        end of an interpreter, a sleep, the release of a dataset.
+        """
+        last = {purpose for period in self.periods[-1:] for purpose in period.main}
+        tail = list(
+            takewhile(
+                lambda each: last.issuperset(each.main) and not _count(each.others, INPUT, COMPUTE),
+                reversed(self.periods),
+            )
+        )
+        before = self.periods[: len(self.periods) - len(tail)]
+        is_own = len(last) == 1 and not any(last.intersection(period.main) for period in before[:-1])
+        periods = before if before and is_own else self.periods
+        return periods[-1].end if periods else None
+
+    @property
+    def producers(self) -> int:
+        """Largest number of other threads that prepared input at once, at least 1."""
+        counts = [(_count(each.others, INPUT), sum(each.main.values())) for each in self.periods if each.main]
+        return max([1, *(ceil(inputs / samples) for inputs, samples in counts)])
+
+    def until(self, end: float) -> "Calls":
+        """Return the calls before a time."""
+        return Calls(self.pid, tuple(period for period in self.periods if period.end <= end))
+
+    def count(self, *kinds: str) -> int:
+        """Return the number of samples of all threads of some kinds."""
+        return _count(self.main, *kinds) + _count(self.others, *kinds)
 
 
 def read_calls(folder: Path) -> list[Calls]:
@@ -209,23 +300,29 @@ def read_calls(folder: Path) -> list[Calls]:
 
 
 def _read_process(path: Path) -> Calls:
-    counts: dict[bool, Counter[Purpose]] = {True: Counter(), False: Counter()}
     purposes: dict[str, tuple[bool, Purpose]] = {}
-    started: float | None = None
-    is_starting = True
+    periods = []
     for record in _records(path):
         for number, stack in record["stacks"].items():
             frames = tuple((file, function) for file, function in stack["frames"])
-            purposes[number] = stack["is_main"], purpose_of(frames, stack["text"])
-        starting = total = 0
+            purposes[number] = stack["is_main"], purpose_of(frames, stack["text"], stack.get("own"))
+        counts: dict[bool, Counter[Purpose]] = {True: Counter(), False: Counter()}
         for number, count in record["counts"].items():
             is_main, purpose = purposes.get(number, (False, Purpose(OTHER, "", "")))
             counts[is_main][purpose] += count
-            starting += count * (is_main and purpose.kind == STARTUP)
-            total += count * is_main
-        is_starting = is_starting and starting * 2 >= total
-        started = record["seconds"] if is_starting else started
-    return Calls(int(path.name.partition("-")[2]), counts[True], counts[False], started)
+        periods.append(Period(record["seconds"], counts[True], counts[False]))
+    return Calls(int(path.name.partition("-")[2]), tuple(periods))
+
+
+def _count(purposes: Mapping[Purpose, int], *kinds: str) -> int:
+    return sum(count for purpose, count in purposes.items() if purpose.kind in kinds)
+
+
+def _add(counts: Iterable[Mapping[Purpose, int]]) -> Mapping[Purpose, int]:
+    total: Counter[Purpose] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
 
 
 def _records(path: Path) -> Iterable[dict[str, Any]]:

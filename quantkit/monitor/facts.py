@@ -16,6 +16,11 @@ from quantkit.monitor.steps import Steps
 MIN_ACTIVE = 0.03
 MIN_WAKES = 20.0
 MIN_SAMPLES = 3
+# Cores that an idle job uses at most, the sampler of its calls included.
+MAX_IDLE = 0.1
+# Fraction of the samples, from which a producer never pauses. A sample needs the interpreter lock, which a producer
+# releases at its end, so samples find it less often than it runs.
+MIN_PRODUCING = 0.65
 # Lower limit of the fraction of the needed cores: a smaller one would multiply the noise of the ticks.
 MIN_OBTAINED = 0.2
 
@@ -27,7 +32,8 @@ class CallFacts:
     Attributes:
         input, compute, mixed, waiting: fractions; their sum is 1. Mixed calls compute and take their input inside.
         input_causes, waiting_causes: fractions of the input and the waiting by cause; the empty cause is computing.
-        labels: most frequent function by purpose.
+        labels: most frequent function by purpose, and its most frequent line.
+        producing: fraction of the time in which other threads or processes prepare input.
         is_overlapped: other threads or processes prepare the input.
         locked: fraction of the samples of the other threads in which a lock blocks them.
         parallel: mean number of other threads that are not blocked.
@@ -41,6 +47,7 @@ class CallFacts:
     input_causes: Mapping[str, float]
     waiting_causes: Mapping[str, float]
     labels: Mapping[str, str]
+    producing: float
     is_overlapped: bool
     locked: float
     parallel: float
@@ -87,10 +94,11 @@ class ThreadFacts:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Mean values over the judged time: from the end of the job's start to its end.
+    """Mean values over the judged time: from the end of the job's start to the end of its work.
 
     Attributes:
         seconds: judged time.
+        start: monitored time before it.
         cores: cores that the job may use: affinity and CPU quota.
         cpu: cores that the job used.
         system: fraction of that time in the kernel.
@@ -114,6 +122,7 @@ class JobFacts:
     host_cpu: float
     iowait: float
     activities: Mapping[str, float]
+    start: float = 0.0
     threads: tuple[ThreadFacts, ...] = ()
     queued: float | None = None
     minor_faults: float = 0.0
@@ -160,8 +169,10 @@ def gather_facts(
         uses_gpu: the job has opened a GPU.
     """
     driver = _driver(calls)
+    start = samples[0].seconds
     samples = _select_samples(samples, steps, driver)
     first, last = samples[0], samples[-1]
+    calls = [each.until(last.seconds) for each in calls]
     seconds = max(last.seconds - first.seconds, 1e-9)
     threads = _threads(samples, seconds)
     used = sum(thread.cpu for thread in threads)
@@ -179,6 +190,7 @@ def gather_facts(
     has_queue = any(thread.queued is not None for thread in last.threads or first.threads)
     return JobFacts(
         seconds=seconds,
+        start=first.seconds - start,
         cores=cores,
         cpu=used,
         system=kernel / (used * seconds) if used else 0.0,
@@ -198,7 +210,7 @@ def gather_facts(
         memory_fraction=last.system.memory_used / memory if memory else 0.0,
         throttled=None if last.throttled is None else rate(lambda sample: sample.throttled or 0.0),
         steps=steps,
-        calls=_call_facts(driver, calls, obtained),
+        calls=_call_facts(_driver(calls), calls, obtained),
         gpu=_gpu_facts(samples) if uses_gpu else None,
         counters=counters,
     )
@@ -228,14 +240,15 @@ def _obtained_fraction(used: float, queued: float, cores: float, running: float)
 
 
 def _select_samples(samples: Sequence[JobSample], steps: Steps | None, driver: Calls | None) -> Sequence[JobSample]:
-    """Return the samples after the start of the job; all of them if too few remain."""
+    """Return the samples between the start of the job and its idle end; all of them if too few remain."""
     start = steps.start if steps else driver.started if driver else None
-    end = steps.end if steps else None
-    selected = [
-        sample
-        for sample in samples
-        if (start is None or sample.seconds >= start) and (end is None or sample.seconds <= end + 1)
-    ]
+    end = steps.end if steps else driver.ended if driver else None
+    selected = [sample for sample in samples if start is None or sample.seconds >= start]
+    work = [sample for sample in selected if end is None or sample.seconds <= end + 1]
+    tail = selected[max(len(work) - 1, 0) :]
+    is_idle = steps or _increase(tail, lambda thread: thread.cpu) < MAX_IDLE * (tail[-1].seconds - tail[0].seconds)
+    if is_idle and 3 * len(work) > len(selected):  # else waiting is what the job does
+        selected = work
     return selected if len(selected) >= MIN_SAMPLES else samples
 
 
@@ -290,7 +303,7 @@ def _fractions(counts: Mapping[str, float]) -> dict[str, float]:
 def _driver(calls: Sequence[Calls]) -> Calls | None:
     """Return the calls of the process that consumes the input: the one with most computing, else the first one."""
     computing = (calls_of_job.COMPUTE, calls_of_job.MIXED)
-    return max(calls, key=lambda each: (sum(map(each.count, computing)), -each.pid), default=None)
+    return max(calls, key=lambda each: (each.count(*computing), -each.pid), default=None)
 
 
 def _worker_calls(driver: Calls, calls: Sequence[Calls]) -> tuple[Counter[Purpose], float]:
@@ -326,9 +339,12 @@ def _call_facts(driver: Calls | None, calls: Sequence[Calls], obtained: float) -
     if not main:
         return None
     workers, locked = _worker_calls(driver, calls)
-    resolved = _resolve(main, workers)
-    effective = {purpose: count * (1.0 if purpose.cause else obtained) for purpose, count in resolved.items()}
     count_main = sum(main.values())
+    inputs = {purpose: count for purpose, count in workers.items() if purpose.kind == calls_of_job.INPUT}
+    producers = sum(process.producers for process in calls if process.count(calls_of_job.INPUT))
+    producing = min(sum(inputs.values()) / (count_main * max(producers, 1)), 1.0)
+    resolved = _resolve(main, workers, inputs, producing)
+    effective = {purpose: count * (1.0 if purpose.cause else obtained) for purpose, count in resolved.items()}
     weight = sum(effective.values())
 
     def causes(kind: str) -> dict[str, float]:
@@ -348,34 +364,50 @@ def _call_facts(driver: Calls | None, calls: Sequence[Calls], obtained: float) -
         waiting=fraction(calls_of_job.WAITING),
         input_causes=causes(calls_of_job.INPUT),
         waiting_causes=causes(calls_of_job.WAITING),
-        labels=_labels(effective),
-        is_overlapped=any(purpose.kind == calls_of_job.INPUT for purpose in workers),
+        labels=_labels(inputs) | _labels(effective),
+        producing=producing,
+        is_overlapped=bool(inputs),
         locked=locked,
         parallel=sum(workers.values()) / count_main,
         samples=count_main,
     )
 
 
-def _resolve(main: Mapping[Purpose, int], workers: Mapping[Purpose, int]) -> Mapping[Purpose, float]:
-    """Replace the samples in which the main thread depends on other threads by the purposes of those threads."""
+def _resolve(
+    main: Mapping[Purpose, int], workers: Mapping[Purpose, int], inputs: Mapping[Purpose, int], producing: float
+) -> Mapping[Purpose, float]:
+    """Replace the samples in which the main thread depends on other threads by the purposes of those threads.
+
+    A mixed call depends on the producers of its input if these never pause: with a full buffer they would.
+    """
     effective: defaultdict[Purpose, float] = defaultdict(float)
-    total = sum(workers.values())
     for purpose, count in main.items():
-        if purpose.kind == calls_of_job.WAITING and purpose.cause in calls_of_job.INTERNAL_CAUSES and total:
-            for worker, samples in workers.items():
-                effective[worker] += count * samples / total
-        else:
-            effective[purpose] += count
+        depends = purpose.kind == calls_of_job.WAITING and purpose.cause in calls_of_job.INTERNAL_CAUSES
+        is_input = purpose.kind == calls_of_job.MIXED and producing >= MIN_PRODUCING
+        sources, fraction = (workers, 1.0) if depends else (inputs, producing) if is_input else ({}, 0.0)
+        total = sum(sources.values())
+        for worker, samples in sources.items():
+            effective[worker] += fraction * count * samples / total
+        if not total or fraction < 1:
+            effective[purpose] += (1 - fraction if total else 1) * count
     return effective
 
 
 def _labels(purposes: Mapping[Purpose, float]) -> dict[str, str]:
     """Return the most frequent function of each kind; other functions count as computing, as in the fractions."""
-    labels: dict[str, defaultdict[str, float]] = {}
+    functions: dict[str, defaultdict[str, float]] = {}
     for purpose, count in purposes.items():
-        kind = calls_of_job.COMPUTE if purpose.kind == calls_of_job.OTHER else purpose.kind
-        labels.setdefault(kind, defaultdict(float))[purpose.label] += count
-    return {kind: max(counts, key=lambda label: counts[label]) for kind, counts in labels.items()}
+        functions.setdefault(_counted_kind(purpose), defaultdict(float))[purpose.label] += count
+    labels = {}
+    for kind, counts in functions.items():
+        label = max(counts, key=lambda each: counts[each])
+        lines = [each for each in purposes if (_counted_kind(each), each.label) == (kind, label)]
+        labels[kind] = max(lines, key=lambda each: purposes[each]).location
+    return labels
+
+
+def _counted_kind(purpose: Purpose) -> str:
+    return calls_of_job.COMPUTE if purpose.kind == calls_of_job.OTHER else purpose.kind
 
 
 def _gpu_facts(samples: Sequence[JobSample]) -> GpuFacts | None:

@@ -37,6 +37,7 @@ from quantkit.monitor.verdict import (
 
 # Rows of the table of threads.
 MAX_THREADS = 8
+_FADED_NOTE = "The faded parts, the start of the job and its idle end, are not judged."
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Monitoring:
         lines = [self.headline, f"next step: {self.verdict.advice}"]
         lines += str(self.proof).splitlines() if self.proof else []
         lines += ["", *self.evidence, *(f"not available: {reason}" for reason in self.not_available)]
-        lines += ["", *self._metric_lines(), "", *self._thread_lines(), "", *self.summary]
+        lines += ["", f"whole time, {self.seconds:.1f} s, with the start and the end of the job:"]
+        lines += [*self._metric_lines(), "", *self._thread_lines(), "", *self.summary]
         return "\n".join(lines)
 
     def _thread_lines(self) -> list[str]:
@@ -199,11 +201,11 @@ class Monitoring:
     def _parts(self) -> list[str]:
         """Return the HTML elements of the report."""
         verdict, metrics = self.verdict, self.series.metrics
-        end = self.series.seconds[-1] if self.series.seconds else 0.0
-        charts = {metric.title: _chart(metric, self.series.seconds, end - self.facts.seconds) for metric in metrics}
+        focus = self.facts.start, self.facts.start + self.facts.seconds
+        charts = {metric.title: _chart(metric, self.series.seconds, focus) for metric in metrics}
         decisive = self._fractions()
         if not decisive and (chart := charts.pop(decisive_metric(verdict), None)):
-            decisive = chart.html("The shaded part is the start of the job, which is not judged.")
+            decisive = chart.html(f"{_FADED_NOTE} {chart.resolution}".strip())
         cores = [charts.pop(title) for title in [*charts] if title.startswith("core ")]
         others = [chart for chart in charts.values() if chart]
         threads = [
@@ -221,7 +223,7 @@ class Monitoring:
             *([html_section("Deciding measurement", decisive)] if decisive else []),
             *([html_section("Proof by intervention", html_list(proof))] if proof else []),
             html_section("Evidence", html_list(self.evidence)),
-            html_section("Other measurements", _charts_html(others)),
+            html_section("Other measurements", f'<p class="small">{_FADED_NOTE}</p>', _charts_html(others)),
             html_section("Each core", _charts_html(cores), is_collapsed=True),
             html_section("Threads", html_table(titles, threads, numbers=range(1, len(titles)))),
             *(
@@ -255,8 +257,9 @@ def _charts_html(charts: Iterable[TimeSeries | None]) -> str:
     return f'<div class="charts">{"".join(chart.html() for chart in charts if chart)}</div>'
 
 
-def _chart(metric: Metric, seconds: tuple[float, ...], start: float) -> TimeSeries | None:
-    """Return the chart of a metric with its start shaded; None without values."""
+def _chart(metric: Metric, seconds: tuple[float, ...], focus: tuple[float, float]) -> TimeSeries | None:
+    """Return the chart of a metric; None without values."""
     lines = {name: values for name, values in metric.values.items() if any(value is not None for value in values)}
-    maximum = 100.0 if metric.measure == "%" else None
-    return TimeSeries(metric.title, metric.measure, seconds, lines, maximum, start) if lines else None
+    maximum = 100.0 if metric.measure.startswith("%") else None
+    chart = TimeSeries(metric.title, metric.measure, seconds, lines, maximum, focus, is_stacked=metric.is_whole)
+    return chart.average_samples() if lines else None

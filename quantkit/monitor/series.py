@@ -14,13 +14,15 @@ class Metric:
 
     Attributes:
         title: name of the metric.
-        measure: symbol of the values: ``%``, ``MB``, ``MB/s``, ``1/s`` or empty.
+        measure: symbol of the values: ``%``, ``% of the time``, ``MB``, ``MB/s``, ``1/s`` or empty.
         values: values of each quantity by name; None where a value is not available.
+        is_whole: the quantities are the parts of a whole.
     """
 
     title: str
     measure: str
     values: Mapping[str, tuple[float | None, ...]]
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def make_series(samples: Sequence[JobSample]) -> Series:
         Metric("CPU, all cores", "%", _host_cpu(pairs)),
         *_cores(pairs),
         _rates(pairs, CPU_OF_JOB),
-        Metric("run states of the job", "%", _activities(pairs)),
+        Metric("run states of the job", "% of the time", _activities(pairs), is_whole=True),
         Metric("memory", "MB", memory),
         *(_rates(pairs, counters) for counters in COUNTERS),
         *_gpus(pairs),
@@ -161,10 +163,10 @@ def _percent(before: Sequence[CpuTimes], after: Sequence[CpuTimes], name: str) -
 
 def _activities(pairs: Pairs) -> dict[str, tuple[float | None, ...]]:
     names = sorted({name for _, sample in pairs for name in sample.activities})
-    totals = [sum(sample.activities.values()) or 1 for _, sample in pairs]
+    totals = [sum(sample.activities.values()) for _, sample in pairs]
     return {
         name: tuple(
-            round(100 * sample.activities.get(name, 0) / total, 1)
+            round(100 * sample.activities.get(name, 0) / total, 1) if total else None
             for (_, sample), total in zip(pairs, totals, strict=True)
         )
         for name in names

@@ -99,6 +99,7 @@ def _separate_memory(verdict: Verdict, facts: JobFacts, memory: MemoryProbe | No
     if calls is not None and calls.mixed >= MIN_IDLE and facts.steps is None:
         label = calls.labels.get(MIXED, "")
         reason = f"{verdict.reason}; {calls.mixed:.0%} of the time is spent in {label}, which also takes its input"
+        reason += _producer(calls)
         advice = "separate input and computing by an experiment: quantkit monitor --prove -- COMMAND"
         return replace(verdict, reason=reason, advice=advice)
     if facts.counters.missing and facts.gpu is None:
@@ -239,7 +240,7 @@ def _input_cause(facts: JobFacts, fraction: float) -> tuple[str, str]:
         return "no prefetch", "prepare the next batch in another thread: dataset.prefetch(1), DataLoader(num_workers=1)"
     return (
         "one-thread input",
-        "prepare batches in parallel: map(num_parallel_calls=AUTOTUNE), DataLoader(num_workers=N)",
+        "prepare batches in parallel: map(num_parallel_calls=AUTOTUNE), PyDataset or DataLoader with workers",
     )
 
 
@@ -283,7 +284,15 @@ def _check_mixed_calls(facts: JobFacts) -> Verdict | None:
         return None
     cause, advice = _input_cause(facts, blocked)
     reason = f"the job is blocked {blocked:.0%} of the time, in {calls.labels[MIXED]}, which takes its input inside"
+    reason += _producer(calls)
     return Verdict(INPUT_BOUND, cause, reason, advice)
+
+
+def _producer(calls: CallFacts) -> str:
+    """Return the function of other threads that prepares the input, as a clause; empty without one."""
+    if calls.producing < MODERATELY_INPUT_BOUND:
+        return ""
+    return f": {calls.labels['input']} prepares it {calls.producing:.0%} of the time"
 
 
 def _check_locks(facts: JobFacts) -> Verdict | None:
@@ -426,7 +435,7 @@ _METRICS = {
     **dict.fromkeys(("slow disk", "disk writes"), "disk"),
     "slow network input": "network of the host",
     **dict.fromkeys(("one thread", "all cores", "oversubscription", "CPU quota", "memory bandwidth"), "CPU of the job"),
-    **dict.fromkeys(("one-thread input", "no prefetch", "input pipeline"), "CPU of the job"),
+    "input pipeline": "CPU of the job",
     "other processes": "CPU, all cores",
     "swapping": "memory",
     "page faults": "page faults of the job",
@@ -463,7 +472,9 @@ def describe_evidence(facts: JobFacts) -> Iterator[str]:
     )
     if facts.activities:
         parts = sorted(facts.activities.items(), key=lambda item: -item[1])
-        yield "job: " + ", ".join(f"{name} {fraction:.0%}" for name, fraction in parts if fraction >= 0.005)
+        yield f"run states of the job, {facts.seconds:.1f} s judged: " + ", ".join(
+            f"{name} {fraction:.0%}" for name, fraction in parts if fraction >= 0.005
+        )
     if facts.calls:
         yield _calls_text(facts.calls)
     if facts.queued is not None:

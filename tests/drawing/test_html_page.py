@@ -69,3 +69,22 @@ def test_time_series_has_gaps_and_texts_of_fixed_size() -> None:
     # Only the plot is stretched; the outer element has no scale.
     assert re.match(r'<svg class="chart" height="\d+" role="img"', chart.svg())
     assert all("%" in x for x in re.findall(r'<text[^>]* x="([^"]*)"', chart.svg()))
+
+
+def test_many_samples_are_averaged_and_parts_of_a_whole_are_stacked() -> None:
+    seconds = [0.5 * number for number in range(1, 41)]
+    lines = {
+        "running": [100.0 * (number % 2) for number in range(40)],
+        "lock": [100.0 - 100.0 * (number % 2) for number in range(40)],
+    }
+    chart = TimeSeries(
+        "run states", "% of the time", seconds, lines, 100.0, (5.0, 15.0), is_stacked=True
+    ).average_samples()
+    assert len(chart.seconds) == 16
+    assert chart.resolution == "Each point is the mean of 1.2 s."
+    assert all(20 <= value <= 80 for line in chart.lines.values() for value in line if value is not None)
+    svg = chart.svg()
+    assert svg.count('<path class="fill series-') == 2
+    assert svg.count('<rect class="faded"') == 2
+    assert "time since the start" in svg
+    assert TimeSeries("a", "MB", seconds[:9], {"a": seconds[:9]}).average_samples().resolution == ""

@@ -11,27 +11,47 @@ from quantkit.monitor import agent
 from quantkit.monitor.calls import COMPUTE, INPUT, MIXED, OTHER, STARTUP, WAITING, purpose_of, read_calls
 
 MAIN = ("/job/train.py", "main")
-EXECUTE = ("/site/tensorflow/python/eager/execute.py", "quick_execute")
-TRAINER = "/site/keras/src/backend/tensorflow/trainer.py"
+EXECUTE = ("/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", "quick_execute")
+TRAINER = "/lib/python3.11/site-packages/keras/src/backend/tensorflow/trainer.py"
 IMPORT = ("<frozen importlib._bootstrap>", "_load_unlocked")
 
 
 @pytest.mark.parametrize(
     ("frames", "text", "kind", "cause"),
     [
-        ([("/site/PIL/ImageFile.py", "load"), MAIN], "", INPUT, ""),
-        ([("/site/onnxruntime/capi/session.py", "run"), MAIN], "", COMPUTE, ""),
-        ([("/site/onnxruntime/capi/session.py", "__init__"), MAIN], "", STARTUP, ""),
-        ([("/site/tensorflow/python/data/ops/iterator_ops.py", "__next__"), MAIN], "", INPUT, ""),
-        ([("/site/tensorflow/python/eager/execute.py", "quick_execute"), MAIN], "", COMPUTE, ""),
-        ([("/site/tensorflow/python/ops/gen_image_ops.py", "decode_jpeg"), MAIN], "", INPUT, ""),
-        ([("/site/PIL/Image.py", "<module>"), IMPORT, MAIN], "", STARTUP, ""),
-        ([("/lib/threading.py", "wait"), ("/lib/queue.py", "get"), MAIN], "waiter.acquire()", WAITING, "queue"),
+        ([("/lib/python3.11/site-packages/PIL/ImageFile.py", "load"), MAIN], "", INPUT, ""),
+        ([("/lib/python3.11/site-packages/onnxruntime/capi/session.py", "run"), MAIN], "", COMPUTE, ""),
+        ([("/lib/python3.11/site-packages/onnxruntime/capi/session.py", "__init__"), MAIN], "", STARTUP, ""),
+        (
+            [("/lib/python3.11/site-packages/tensorflow/python/data/ops/iterator_ops.py", "__next__"), MAIN],
+            "",
+            INPUT,
+            "",
+        ),
+        (
+            [("/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", "quick_execute"), MAIN],
+            "",
+            COMPUTE,
+            "",
+        ),
+        (
+            [("/lib/python3.11/site-packages/tensorflow/python/ops/gen_image_ops.py", "decode_jpeg"), MAIN],
+            "",
+            INPUT,
+            "",
+        ),
+        ([("/lib/python3.11/site-packages/PIL/Image.py", "<module>"), IMPORT, MAIN], "", STARTUP, ""),
+        (
+            [("/lib/python3.11/threading.py", "wait"), ("/lib/python3.11/queue.py", "get"), MAIN],
+            "waiter.acquire()",
+            WAITING,
+            "queue",
+        ),
         (
             [
-                ("/lib/threading.py", "wait"),
-                ("/lib/queue.py", "get"),
-                ("/site/torch/utils/data/dataloader.py", "x"),
+                ("/lib/python3.11/threading.py", "wait"),
+                ("/lib/python3.11/queue.py", "get"),
+                ("/lib/python3.11/site-packages/torch/utils/data/dataloader.py", "x"),
                 MAIN,
             ],
             "waiter.acquire()",
@@ -39,18 +59,28 @@ IMPORT = ("<frozen importlib._bootstrap>", "_load_unlocked")
             "queue",
         ),
         (
-            [("/lib/concurrent/futures/thread.py", "_worker")],
+            [("/lib/python3.11/concurrent/futures/thread.py", "_worker")],
             "work_item = work_queue.get(block=True)",
             WAITING,
             "queue",
         ),
-        ([("/lib/threading.py", "join"), MAIN], "", WAITING, "lock"),
-        ([("/lib/subprocess.py", "_try_wait"), ("/lib/subprocess.py", "run"), MAIN], "", WAITING, "child process"),
+        ([("/lib/python3.11/threading.py", "join"), MAIN], "", WAITING, "lock"),
+        (
+            [("/lib/python3.11/subprocess.py", "_try_wait"), ("/lib/python3.11/subprocess.py", "run"), MAIN],
+            "",
+            WAITING,
+            "child process",
+        ),
         ([MAIN], "time.sleep(0.1)", WAITING, "sleep"),
         ([("/job/train.py", "read_batch"), MAIN], "time.sleep(0.1)", INPUT, "sleep"),
         ([("/job/train.py", "train_step"), MAIN], "time.sleep(0.1)", WAITING, "sleep"),
         ([MAIN], "data = connection.recv(4096)", WAITING, "network"),
-        ([("/lib/socket.py", "readinto"), ("/lib/http/client.py", "read"), MAIN], "", WAITING, "network"),
+        (
+            [("/lib/python3.11/socket.py", "readinto"), ("/lib/python3.11/http/client.py", "read"), MAIN],
+            "",
+            WAITING,
+            "network",
+        ),
         ([MAIN], "image = cv2.imdecode(data, 1)", INPUT, ""),
         ([MAIN], "scores = features @ weights", COMPUTE, ""),
         ([("/job/train.py", "decode"), MAIN], "total += value", INPUT, ""),
@@ -59,10 +89,28 @@ IMPORT = ("<frozen importlib._bootstrap>", "_load_unlocked")
         ([MAIN], "total += value", OTHER, ""),
         ([EXECUTE, (TRAINER, "fit"), MAIN], "", MIXED, ""),
         ([EXECUTE, (TRAINER, "predict"), MAIN], "", MIXED, ""),
-        ([EXECUTE, ("/site/tf_keras/src/engine/training.py", "fit"), MAIN], "", MIXED, ""),
+        ([EXECUTE, ("/lib/python3.11/site-packages/tf_keras/src/engine/training.py", "fit"), MAIN], "", MIXED, ""),
         ([EXECUTE, (TRAINER, "train_on_batch"), MAIN], "", COMPUTE, ""),
-        ([("/site/tensorflow/python/data/ops/iterator_ops.py", "__next__"), (TRAINER, "fit"), MAIN], "", INPUT, ""),
-        ([("/site/tensorflow/python/autograph/pyct/parser.py", "parse"), (TRAINER, "fit"), MAIN], "", STARTUP, ""),
+        (
+            [
+                ("/lib/python3.11/site-packages/tensorflow/python/data/ops/iterator_ops.py", "__next__"),
+                (TRAINER, "fit"),
+                MAIN,
+            ],
+            "",
+            INPUT,
+            "",
+        ),
+        (
+            [
+                ("/lib/python3.11/site-packages/tensorflow/python/autograph/pyct/parser.py", "parse"),
+                (TRAINER, "fit"),
+                MAIN,
+            ],
+            "",
+            STARTUP,
+            "",
+        ),
     ],
 )
 def test_purpose_of_a_stack(frames: list[tuple[str, str]], text: str, kind: str, cause: str) -> None:
@@ -118,7 +166,7 @@ def test_end_of_the_start_is_recorded(tmp_path: Path) -> None:
     lines = [
         record(1.0, 0, {"0": stack(IMPORT)}),
         record(2.0, 0, {}),
-        record(3.0, 1, {"1": stack(("/site/PIL/Image.py", "open"))}),
+        record(3.0, 1, {"1": stack(("/lib/python3.11/site-packages/PIL/Image.py", "open"))}),
         record(4.0, 0, {}),
         "incomplete",
     ]
@@ -127,6 +175,50 @@ def test_end_of_the_start_is_recorded(tmp_path: Path) -> None:
     assert calls.started == 2.0
     assert calls.count(STARTUP) == 30
     assert calls.count(INPUT) == 10
+
+
+@pytest.mark.parametrize(
+    ("main", "ended"),
+    [
+        ("ffffee", 4.0),  # the last call is the release of the dataset
+        ("ffffff", 6.0),
+        ("fefefe", 6.0),  # it occurred before
+        ("ffffe", 4.0),
+        ("f", 1.0),
+    ],
+)
+def test_end_of_the_work_is_recorded(main: str, ended: float, tmp_path: Path) -> None:
+    frames = {"f": [EXECUTE, (TRAINER, "fit"), MAIN], "e": [("/lib/python3.11/threading.py", "join"), MAIN]}
+    stacks = {name: {"thread": 1, "is_main": True, "frames": each, "text": ""} for name, each in frames.items()}
+    records = [{"seconds": 1.0 + index, "stacks": stacks, "counts": {name: 5}} for index, name in enumerate(main)]
+    (tmp_path / "calls-3").write_text("\n".join(map(json.dumps, records)))
+    (calls,) = read_calls(tmp_path)
+    assert calls.ended == ended
+    assert sum(calls.until(ended).main.values()) == 5 * ended
+
+
+def test_location_is_the_running_line_of_own_code(sampler: agent.CallSampler, tmp_path: Path) -> None:
+    def wait_in_library() -> None:
+        is_started.set()
+        leave.wait()
+
+    is_started, leave = threading.Event(), threading.Event()
+    thread = threading.Thread(target=wait_in_library)
+    thread.start()
+    is_started.wait()
+    for work in (sampler.sample, sampler.flush):
+        other = threading.Thread(target=work)
+        other.start()
+        other.join()
+    leave.set()
+    thread.join()
+    (record,) = map(json.loads, (tmp_path / "calls-7").read_text().splitlines())
+    own = [stack["own"] for stack in record["stacks"].values() if stack["own"]]
+    locations = {function: (Path(file).name, text) for file, function, _, text in own}
+    assert locations["wait_in_library"] in [
+        ("test_calls.py", "leave.wait()"),
+        ("test_calls.py", "is_started.set()"),
+    ]
 
 
 def test_number_of_stacks_is_limited(sampler: agent.CallSampler, monkeypatch: pytest.MonkeyPatch) -> None:

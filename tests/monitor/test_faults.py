@@ -17,12 +17,12 @@ NAP = ("S", "hrtimer_nanosleep")
 READ = ("D", "folio_wait_bit_common")
 PIPE = ("S", "anon_pipe_read")
 SOCKET = ("S", "wait_woken")
-PILLOW = [("/site/PIL/ImageFile.py", "load"), ("/job.py", "main")]
-SESSION = [("/site/onnxruntime/capi/session.py", "run"), ("/job.py", "main")]
-QUEUE = [("/lib/threading.py", "wait"), ("/lib/queue.py", "get"), ("/job.py", "main")]
+PILLOW = [("/lib/python3.11/site-packages/PIL/ImageFile.py", "load"), ("/job.py", "main")]
+SESSION = [("/lib/python3.11/site-packages/onnxruntime/capi/session.py", "run"), ("/job.py", "main")]
+QUEUE = [("/lib/python3.11/threading.py", "wait"), ("/lib/python3.11/queue.py", "get"), ("/job.py", "main")]
 FIT = [
-    ("/site/tensorflow/python/eager/execute.py", "quick_execute"),
-    ("/site/keras/src/backend/tensorflow/trainer.py", "fit"),
+    ("/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", "quick_execute"),
+    ("/lib/python3.11/site-packages/keras/src/backend/tensorflow/trainer.py", "fit"),
     ("/job.py", "main"),
 ]
 BUSY = ScriptedThread([RUN], user=TICK)
@@ -142,7 +142,10 @@ FAULTS = {
             PID: ScriptedThread([FUTEX]),
             **{PID + n: ScriptedThread([FUTEX, FUTEX, RUN], user=TICK / 3) for n in (1, 2, 3)},
         },
-        calls=[(True, 90, [("/lib/threading.py", "join")], ""), (False, 270, [("/job.py", "work")], "total += n")],
+        calls=[
+            (True, 90, [("/lib/python3.11/threading.py", "join")], ""),
+            (False, 270, [("/job.py", "work")], "total += n"),
+        ],
     ),
     "sleep": ScriptedJob("waiting", "sleep", {PID: ScriptedThread([NAP, NAP, NAP, RUN], user=TICK / 4)}),
     "child process": ScriptedJob(
@@ -175,7 +178,7 @@ def test_cause_of_a_fault(name: str, tmp_path: Path) -> None:
 
 
 OWN = [("/job.py", "copy_blocks"), ("/job.py", "<module>")]
-NUMPY = "/site/numpy/_core/numeric.py"
+NUMPY = "/lib/python3.11/site-packages/numpy/_core/numeric.py"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,48 @@ def test_evidence_names_the_function_that_runs(calls: Any, label: str, tmp_path:
     verdict = find_bottleneck(facts)
     assert label in verdict.reason
     assert facts.calls is not None
-    assert facts.calls.labels["compute"].endswith(label)
+    assert label in facts.calls.labels["compute"]
+
+
+KERAS = "/lib/python3.11/site-packages/keras/src"
+WRAPPER = [(f"{KERAS}/utils/traceback_utils.py", "error_handler"), ("/job.py", "<module>")]
+FEED = [
+    (f"{KERAS}/trainers/data_adapters/generator_data_adapter.py", "get_tf_iterator"),
+    ("/lib/python3.11/site-packages/tensorflow/python/data/ops/from_generator_op.py", "generator_py_func"),
+    ("/lib/python3.11/site-packages/tensorflow/python/ops/script_ops.py", "__call__"),
+]
+
+
+@pytest.mark.parametrize(
+    ("frames", "text", "cause", "location"),
+    [
+        ([("/job.py", "stream")], "time.sleep(0.1)", "slow reads", "stream (job.py:7: time.sleep(0.1))"),
+        (
+            [("/job.py", "unpack"), ("/job.py", "stream")],
+            "total += 1",
+            "one-thread input",
+            "unpack (job.py:7: total += 1)",
+        ),
+        ([(NUMPY, "ones"), ("/job.py", "stream")], "", "one-thread input", "stream (job.py:7: _core/numeric.py:ones)"),
+    ],
+)
+def test_a_fit_names_the_function_that_feeds_it(
+    frames: list[tuple[str, str]], text: str, cause: str, location: str, tmp_path: Path
+) -> None:
+    calls = [(True, 60, FIT, ""), (True, 2, WRAPPER, "return fn(*args, **kwargs)"), (False, 50, [*frames, *FEED], text)]
+    states = [NAP] if cause == "slow reads" else [RUN]
+    facts = facts_of(ScriptedJob("", "", {PID: ScriptedThread(states, user=TICK / 20)}, calls=calls), tmp_path)
+    verdict = find_bottleneck(facts)
+    assert (verdict.kind, verdict.cause) == ("input-bound", cause)
+    assert verdict.reason.endswith(f"of the time is spent on input, mostly in {location}")
+    assert "error_handler" not in "\n".join(describe_evidence(facts))
+
+
+def test_a_fit_with_pauses_of_its_input_names_it_without_a_verdict(tmp_path: Path) -> None:
+    calls = [(True, 60, FIT, ""), (False, 20, [("/job.py", "stream"), *FEED], "decode(row)")]
+    verdict = find_bottleneck(facts_of(ScriptedJob("", "", threads(4, user=TICK), calls=calls), tmp_path))
+    assert verdict.kind == "compute-bound"
+    assert verdict.reason.endswith("takes its input: stream (job.py:7: decode(row)) prepares it 33% of the time")
 
 
 @pytest.mark.parametrize("name", ["one thread", "all cores", "other processes"])
@@ -235,9 +279,9 @@ def test_a_busy_fit_names_the_experiment(rates: dict[str, float], tmp_path: Path
     facts = facts_of(job, tmp_path)
     verdict = find_bottleneck(facts)
     assert verdict.kind == "compute-bound"
-    assert "100% of the time is spent in Keras fit, which also takes its input" in verdict.reason
+    assert "100% of the time is spent in Keras fit (job.py:7), which also takes its input" in verdict.reason
     assert "quantkit monitor --prove" in verdict.advice
-    assert "input or compute 100% (Keras fit)" in "\n".join(describe_evidence(facts))
+    assert "input or compute 100% (Keras fit (job.py:7))" in "\n".join(describe_evidence(facts))
     proof = Proof(seconds=1.0, repeated_seconds=0.4, drained_seconds=0.7, steps=10)
     assert find_bottleneck(facts, proof).kind == "input-bound"
 

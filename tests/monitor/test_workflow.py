@@ -168,6 +168,33 @@ def test_the_dataset_of_a_fit_needs_no_name(mode: str, tmp_path: Path) -> None:
     assert steps.count <= 20
 
 
+GENERATOR = """
+import time
+import numpy as np, keras
+
+def stream():
+    while True:
+        time.sleep(0.1)
+        yield np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)
+
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(stream(), steps_per_epoch=80, verbose=0)
+"""
+
+
+@pytest.mark.engine
+def test_a_slow_generator_of_a_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("keras")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(GENERATOR)
+    result = qk.monitor([sys.executable, "train.py"], on_output=lambda text: None)
+    assert (result.verdict.kind, result.verdict.cause) == ("input-bound", "slow reads")
+    assert "stream (train.py:7: time.sleep(0.1))" in result.verdict.reason
+    assert result.facts.seconds < result.seconds - 1
+
+
 def test_running_process_is_monitored_for_a_time() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         result = qk.monitor(pid=process.pid, duration=0.6, interval=0.2)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from quantkit.monitor.agent import LIBRARY_FILES
 from quantkit.monitor.calls import read_calls
 from quantkit.monitor.counters import HardwareCounters, parse_counters
 from quantkit.monitor.facts import JobFacts, gather_facts
@@ -236,10 +237,11 @@ def write_marks(folder: Path, marks: Sequence[tuple[bytes, float]]) -> None:
 
 def write_calls(folder: Path, calls: Sequence[tuple[bool, int, Sequence[tuple[str, str]], str]]) -> None:
     """Write the call samples of a process."""
-    stacks = {
-        str(number): {"thread": PID, "is_main": is_main, "frames": list(map(list, frames)), "line": 1, "text": text}
-        for number, (is_main, _, frames, text) in enumerate(calls)
-    }
+    stacks = {}
+    for number, (is_main, _, frames, text) in enumerate(calls):
+        own = [[file.lstrip("/"), name, 7, text] for file, name in frames if not LIBRARY_FILES.search(file)]
+        stack = {"thread": PID, "is_main": is_main, "frames": list(map(list, frames)), "text": text}
+        stacks[str(number)] = {**stack, "own": own[0] if own else None}
     counts = {str(number): count for number, (_, count, _, _) in enumerate(calls)}
     record = {"seconds": 1.0, "stacks": stacks, "counts": counts}
     (folder / f"calls-{PID}").write_text(json.dumps(record) + "\n")
