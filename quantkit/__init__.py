@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from quantkit.model.receipt import receipt
     from quantkit.model.sessions import open_session
     from quantkit.monitor import monitor
+    from quantkit.optimize import Optimization, optimize
     from quantkit.quantization import Plan, Ranges, Scheme, calibrate
     from quantkit.quantization.workflow import QuantizationResult, quantize
     from quantkit.recipes import transform
@@ -49,6 +50,7 @@ _MODULES = {
     "Node": "quantkit.ir.graph",
     "Plan": "quantkit.quantization",
     "QuantizationResult": "quantkit.quantization.workflow",
+    "Optimization": "quantkit.optimize",
     "QuantkitError": "quantkit.errors",
     "Ranges": "quantkit.quantization",
     "RecipeError": "quantkit.errors",
@@ -66,6 +68,7 @@ _MODULES = {
     "load": "quantkit.model",
     "monitor": "quantkit.monitor.workflow",
     "open_session": "quantkit.model.sessions",
+    "optimize": "quantkit.optimize",
     "quantize": "quantkit.quantization.workflow",
     "receipt": "quantkit.model.receipt",
     "run": "quantkit.batch_inference",
@@ -83,6 +86,7 @@ __all__ = [
     "InputError",
     "Model",
     "Node",
+    "Optimization",
     "Plan",
     "QuantizationResult",
     "QuantkitError",
@@ -102,6 +106,7 @@ __all__ = [
     "load",
     "monitor",
     "open_session",
+    "optimize",
     "quantize",
     "receipt",
     "run",

@@ -6,6 +6,7 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,21 @@ from quantkit.runtimes.session import Session
 
 # Memory for feeds that run again in the quantized model; later samples are prepared a second time.
 CACHE_BYTES = 64 << 20
+
+
+class ComparedRun(NamedTuple):
+    """Outputs of the float model and of another one for the same samples.
+
+    Attributes:
+        expected, actual: outputs of the float model and of the other one, (n, ...) by name.
+        inputs: inputs of both models, (n, ...) by name.
+        classes: class index of each sample; None for one without a label.
+    """
+
+    expected: Feeds
+    actual: Feeds
+    inputs: Feeds
+    classes: tuple[int | None, ...]
 
 
 @dataclass
@@ -125,7 +141,7 @@ class FloatReference:
             return False
         if len({array.shape[1:] for outputs in self.outputs for array in outputs.values()}) > 1:
             return False
-        scores = np.concatenate([_flatten(outputs, name) for outputs in self.outputs for name in outputs])
+        scores = np.concatenate([flatten(outputs, name) for outputs in self.outputs for name in outputs])
         if scores.dtype.kind != "f":
             return False
         classes = {index for run in self.classes for index in run if index is not None}
@@ -188,7 +204,7 @@ class FloatReference:
             return None
         counter = ClassificationCounter()
         for outputs, classes in zip(self.outputs, self.classes, strict=True):
-            counter.add(_flatten(outputs, name), classes)
+            counter.add(flatten(outputs, name), classes)
         return counter.metrics
 
     @property
@@ -217,28 +233,33 @@ class FloatReference:
         """Output of each state of a recurrent model, by the name of its input, if the samples are a sequence."""
         return find_states(self.feeds, self.outputs) if self.rows == 1 and not self.has_class_scores else {}
 
-    def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
-        """Run another model on the same samples; return its distance from the float model.
+    def runs(self, session: Session) -> Iterator["ComparedRun"]:
+        """Run another model on the same samples.
 
         In a sequence, the other model runs with its own states, which are not compared.
         """
-        counter, sqnr, loop = ClassificationCounter(), OutputSqnrCounter(self.task), StateLoop(self.states)
-        name = self.score_output
+        loop = StateLoop(self.states)
         for feeds, expected, classes in self.replay():
             outputs = session.run(loop.feeds(feeds))
             # Outputs have the same order, and usually the same names.
             renamed = {name: outputs.get(name, array) for name, array in zip(expected, outputs.values(), strict=True)}
             loop.add(expected, renamed)
             rows = rows_of(renamed, self.rows, len(classes), self.whole_outputs)
+            yield ComparedRun(expected, rows, rows_of(feeds, self.rows, len(classes)), classes)
+
+    def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
+        """Run another model on the same samples; return its distance from the float model."""
+        counter, sqnr, name = ClassificationCounter(), OutputSqnrCounter(self.task), self.score_output
+        for run in self.runs(session):
             if name is not None:
-                counter.add(_flatten(rows, name), classes, _flatten(expected, name))
+                counter.add(flatten(run.actual, name), run.classes, flatten(run.expected, name))
             if not self.has_class_scores:
-                sqnr.add(self._without_states(expected), rows, rows_of(feeds, self.rows, len(classes)))
+                sqnr.add(self.without_states(run.expected), run.actual, run.inputs)
         if self.has_class_scores:
             return counter.metrics
         return sqnr.result if name is None else replace(sqnr.result, classes={name: counter.metrics})
 
-    def _without_states(self, outputs: Feeds) -> Feeds:
+    def without_states(self, outputs: Feeds) -> Feeds:
         """Return the outputs that are not states; all if there are no others."""
         names = set(self.states.values())
         return {name: array for name, array in outputs.items() if name not in names} or outputs
@@ -268,5 +289,6 @@ def are_vectors(outputs: Mapping[str, Array]) -> bool:
     return bool(1 < values.shape[-1] == values[0].size)
 
 
-def _flatten(outputs: Feeds, name: str) -> Array:
+def flatten(outputs: Feeds, name: str) -> Array:
+    """Return an output with one row for each sample, (n, values)."""
     return outputs[name].reshape(len(outputs[name]), -1)

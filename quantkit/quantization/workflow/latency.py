@@ -1,30 +1,24 @@
 """Latency of a quantized file and of the float model, in each runtime of the target that is installed."""
 
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
-from quantkit import formats
 from quantkit.benchmark import Benchmark
 from quantkit.benchmark.profiling import profile_candidates
 from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import BenchmarkRow
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
-from quantkit.convert.to_litert import to_litert
-from quantkit.convert.to_onnx import to_onnx_graph
-from quantkit.errors import FallbackWarning, QuantkitError, UnavailableError
-from quantkit.formats import onnx
+from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.progress import OnProgress
 from quantkit.quantization.report import Latency
 from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.runtimes import REFERENCE, find_runtime, runtimes
+from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
 
 # Time limit of the measurement of both models in seconds, and the one after the first processes of each.
 TIME_BUDGET, FURTHER_BUDGET = 300.0, 20.0
@@ -56,10 +50,11 @@ def measure_latency(
     if runs == 0:
         return Latency(skipped="--runs is 0")
     warmup = None if runs is None else WARMUP_RUNS
-    floats, quantized = _float_candidates(conversion, folder), _int8_candidates(conversion, file)
-    converted = _FloatFiles(conversion, folder)
+    floats = float_candidates(conversion.graph, folder, conversion.runtimes)
+    quantized = _int8_candidates(conversion, file)
+    converted = ConvertedFiles(conversion.graph, folder, conversion.runtimes)
     shapes = _dynamic_shapes(conversion.graph, samples)
-    candidates = [_with_shapes(each, shapes) for each in (*map(converted.convert, floats), *quantized)]
+    candidates = [_with_shapes(each, shapes) for each in (*map(converted.replace, floats), *quantized)]
 
     def select(result: Benchmark) -> list[BenchmarkRow]:
         """Return the rows that the report states, and after that those of the speed-ups that are not clear yet."""
@@ -124,64 +119,6 @@ def _find(candidates: list[Candidate], measurement: Measurement) -> Candidate:
     """Return the candidate of a measurement."""
     key = (measurement.context.model, measurement.context.runtime)
     return next(each for each in candidates if (each.label, each.settings.runtime) == key)
-
-
-def _float_candidates(conversion: Conversion, folder: Path) -> list[Candidate]:
-    """Return the float model in each installed runtime that opens it."""
-    graph = conversion.graph
-    path, settings = folder / "float.onnx", Settings()
-    if graph.dialect != onnx.DIALECT:
-        path = folder / "float.pb"
-        settings = Settings(inputs=tuple(map(str, graph.inputs)), outputs=tuple(map(str, graph.outputs)))
-    formats.save(graph, path)
-    names = [name for name, runtime in runtimes().items() if runtime.opens(graph) and runtime.available().ok]
-    # The reference runtime is never the fastest.
-    names = [name for name in names if name != REFERENCE or name in conversion.runtimes]
-    return [Candidate(FLOAT, path, replace(settings, runtime=name)) for name in names]
-
-
-class _FloatFiles:
-    """Files of the float model in the formats that runtimes read without a conversion.
-
-    Each is written once: otherwise every process of a runtime would convert the graph.
-    """
-
-    def __init__(self, conversion: Conversion, folder: Path) -> None:
-        self._conversion = conversion
-        self._folder = folder
-
-    def convert(self, candidate: Candidate) -> Candidate:
-        """Return a candidate with the file for its runtime; unchanged if its process converts the graph itself."""
-        name = candidate.settings.runtime
-        kinds = find_runtime(name).kinds
-        path = None
-        if onnx.DIALECT in kinds:
-            path = self._onnx
-        elif "tflite" in kinds and name in self._conversion.runtimes:
-            path = self._litert
-        return candidate if path is None else Candidate(FLOAT, path, Settings(runtime=name))
-
-    @cached_property
-    def _onnx(self) -> Path | None:
-        """ONNX file; None if the graph is an ONNX graph, or has no conversion."""
-        if self._conversion.graph.dialect == onnx.DIALECT:
-            return None
-        path = self._folder / "converted.onnx"
-        # A candidate whose conversion fails reports the reason.
-        with suppress(QuantkitError), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)
-            formats.save(to_onnx_graph(self._conversion.graph), path)
-            return path
-        return None
-
-    @cached_property
-    def _litert(self) -> Path | None:
-        """LiteRT file; None if the graph has no conversion."""
-        path = self._folder / "converted.tflite"
-        with suppress(QuantkitError):
-            path.write_bytes(to_litert(self._conversion.graph))
-            return path
-        return None
 
 
 def _int8_candidates(conversion: Conversion, file: Path) -> list[Candidate]:

@@ -11,7 +11,8 @@ from quantkit.quantization import Plan, Ranges, annotate
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow import latency
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.latency import _dynamic_shapes, _float_candidates, _FloatFiles, _unclear_rows
+from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
+from quantkit.quantization.workflow.latency import _dynamic_shapes, _unclear_rows
 from quantkit.runtimes import REFERENCE, find_runtime
 
 
@@ -41,8 +42,9 @@ def test_the_float_model_is_converted_once_for_each_format(tmp_path: Path) -> No
     graph = qk.transform("digits", "inference").graph
     plan: Plan = annotate(graph, Scheme.for_target("tensorflow"))
     conversion = Conversion(graph, plan, Ranges({}))
-    files = _FloatFiles(conversion, tmp_path)
-    candidates = {each.settings.runtime: files.convert(each) for each in _float_candidates(conversion, tmp_path)}
+    graph, required = conversion.graph, conversion.runtimes
+    files = ConvertedFiles(graph, tmp_path, required)
+    candidates = {each.settings.runtime: files.replace(each) for each in float_candidates(graph, tmp_path, required)}
     paths = {name: candidate.path.name for name, candidate in candidates.items()}
     assert paths["openvino"] == paths["onnxruntime"] == "converted.onnx"
     assert set(paths.values()) <= {"converted.onnx", "float.pb"}
@@ -65,7 +67,7 @@ def test_the_profile_has_the_shape_of_a_sample(tmp_path: Path, monkeypatch: pyte
     profiled: list[Candidate] = []
     monkeypatch.setattr(latency, "measure", lambda *_, **__: result)
     monkeypatch.setattr(latency, "profile_candidates", lambda pair, **_: profiled.extend(pair))
-    for name, label in (("_float_candidates", "float"), ("_int8_candidates", "int8")):
+    for name, label in (("float_candidates", "float"), ("_int8_candidates", "int8")):
         candidate = Candidate(label, tmp_path / "model.pb", Settings(runtime=REFERENCE))
         monkeypatch.setattr(latency, name, lambda *_, candidate=candidate: [candidate])
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[?x?x3](dtype=float)\ny = Relu(x)")

@@ -1,0 +1,192 @@
+"""Drop of the accuracy of a candidate against the float model, with an upper limit at 95 % confidence.
+
+    labels          fraction of samples that the float model classifies correctly and the candidate does not, less the
+                    fraction of the reverse
+    class scores    fraction of samples whose most probable class differs
+    otherwise       1 - metric of the task, the mean over the samples (without a task: R2 of the outputs)
+
+The limits of fractions are exact (Clopper and Pearson 1934): n samples without a loss show no less than 3 / n. The
+margins of the samples show more. With m the distance of the two highest scores of the float model, d the largest change
+towards one of the next classes, and h the median of m, the first-order probability of another class is
+
+    P(m < d) <= F * P(m <= h) * E[d | m <= h] / h
+
+if the density of m near 0 is at most F times its mean below h: 1 if it rises from 0, as for a network that is sure of
+most samples, and 1.4 if it falls exponentially, as for scores without any knowledge. The lower one of the two limits
+holds. The limits of means are Student's. When several candidates are judged on the same samples, each limit has so much
+more confidence that all of them hold together (Bonferroni).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from math import ceil, exp, inf, lgamma, log, log1p, sqrt
+from statistics import NormalDist, fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from quantkit.evaluation.classification_metrics import SUM_TOLERANCE
+from quantkit.evaluation.tasks import TASKS
+from quantkit.ir.tensor import Array
+from quantkit.quantization.workflow.float_reference import ComparedRun, FloatReference, flatten
+from quantkit.runtimes.session import Session
+
+# Probability that a limit is exceeded.
+ALPHA = 0.05
+# Metric of outputs other than class scores, without a task of the caller.
+DEFAULT_TASK = "regression"
+# Bound on the density of the margins near 0, relative to its mean below the median: `F` above.
+DENSITY = 1.5
+# Classes after the most probable one that may replace it.
+NEXT_CLASSES = 4
+# Quantized probabilities below this one are rounding errors.
+LEAST_PROBABILITY = 1e-3
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Drop of the accuracy on samples that were not used to choose.
+
+    Attributes:
+        metric: what is lost: ``top-1``, ``agreement``, or the metric of the task.
+        value: measured drop, a fraction.
+        high: upper limit of the drop at 95 % confidence.
+        samples: number of samples.
+    """
+
+    metric: str
+    value: float
+    high: float
+    samples: int
+
+    def __str__(self) -> str:
+        return f"drop {self.value:.4f} of the {self.metric} (at most {self.high:.4f}, {self.samples} samples)"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values of `drop` in the document of ``quantkit optimize --json``."""
+        return asdict(self)
+
+
+def measure_drop(session: Session, reference: FloatReference, count: int) -> Drop:
+    """Run a candidate on the samples of a float model, and return its drop.
+
+    Args:
+        session: session of the candidate.
+        reference: outputs of the float model on samples that were not used to choose.
+        count: number of candidates that are judged on these samples.
+    """
+    alpha, name = ALPHA / count, reference.score_output
+    if name is not None:
+        return _count_losses(reference.runs(session), name, alpha, has_labels=reference.top1 is not None)
+    task = reference.task or TASKS[DEFAULT_TASK]
+    drops, samples = [], 0
+    for run in reference.runs(session):
+        drops.append(1 - task.compute(reference.without_states(run.expected), run.actual, run.inputs))
+        samples += len(run.classes)
+    return Drop(task.name, fmean(drops), mean_limit(drops, alpha), samples)
+
+
+def _count_losses(runs: Iterable[ComparedRun], name: str, alpha: float, *, has_labels: bool) -> Drop:
+    """Return the drop of class scores, from the samples whose most probable class changes."""
+    pairs = [(flatten(run.expected, name), flatten(run.actual, name), run.classes) for run in runs]
+    expected, actual = (np.concatenate(arrays).astype(np.float64) for arrays in list(zip(*pairs, strict=True))[:2])
+    labels = np.array([-1 if index is None else index for *_, classes in pairs for index in classes])
+    is_finite = np.isfinite(actual).all(1)
+    first, other = expected.argmax(1), np.where(is_finite, actual.argmax(1), -1)
+    by_margins = 1.0 if not is_finite.all() else margin_limit(expected, actual, alpha / 2)
+    if not has_labels:
+        lost, total = int((first != other).sum()), len(first)
+        return Drop("agreement", lost / total, min(proportion_limit(lost, total, alpha / 2), by_margins), total)
+    known = labels >= 0
+    lost = int(((first == labels) & (other != labels) & known).sum())
+    gained = int(((first != labels) & (other == labels) & known).sum())
+    total = int(known.sum())
+    high = proportion_limit(lost, total, alpha / 4) - (1 - proportion_limit(total - gained, total, alpha / 4))
+    return Drop("top-1", (lost - gained) / total, min(high, by_margins), total)
+
+
+def margin_limit(expected: Array, actual: Array, alpha: float) -> float:
+    """Return the upper limit of the probability of another class, from the margins of the samples.
+
+    Args:
+        expected, actual: scores of the float model and of the candidate, (n, classes).
+        alpha: probability that the limit is exceeded.
+    """
+    if expected.shape[1] < 2:
+        return 1.0
+    before, after = _logits(expected), _logits(actual)
+    order = np.argsort(before, 1)
+    top, next_classes = order[:, -1:], order[:, -1 - NEXT_CLASSES : -1]
+    gaps = [
+        np.take_along_axis(scores, next_classes, 1) - np.take_along_axis(scores, top, 1) for scores in (before, after)
+    ]
+    margins, changes = -gaps[0][:, -1], (gaps[1] - gaps[0]).max(1)
+    half = float(np.median(margins))
+    is_near = margins <= half
+    if half <= 0 or is_near.sum() < 2:
+        return 1.0
+    relative = np.clip(changes[is_near] / half, 0, 1).tolist()
+    fraction = proportion_limit(int(is_near.sum()), len(margins), alpha / 2)
+    return min(DENSITY * fraction * mean_limit(relative, alpha / 2), 1.0)
+
+
+def _logits(scores: Array) -> Array:
+    """Return the logarithms of probabilities; other scores unchanged."""
+    is_probability = scores.min() >= 0 and bool((np.abs(scores.sum(1) - 1) < SUM_TOLERANCE).all())
+    logits: Array = np.log(np.maximum(scores, LEAST_PROBABILITY)) if is_probability else scores
+    return logits
+
+
+def proportion_limit(count: int, total: int, alpha: float) -> float:
+    """Return the upper limit of a proportion, which is exceeded with probability ``alpha`` (Clopper and Pearson 1934).
+
+    >>> round(proportion_limit(0, 299, 0.05), 4)
+    0.01
+    """
+    if count >= total:
+        return 1.0
+    return _solve(lambda p: _binomial_tail(count, total, p) > alpha)
+
+
+def _binomial_tail(count: int, total: int, p: float) -> float:
+    """Return the probability of at most ``count`` of ``total`` events of probability ``p``, 0 < p < 1."""
+    terms = (
+        lgamma(total + 1) - lgamma(k + 1) - lgamma(total - k + 1) + k * log(p) + (total - k) * log1p(-p)
+        for k in range(count + 1)
+    )
+    return sum(map(exp, terms))
+
+
+def _solve(is_below: Callable[[float], bool]) -> float:
+    """Return the end of the part of (0, 1) on which a condition holds, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return high
+
+
+def mean_limit(values: list[float], alpha: float) -> float:
+    """Return the upper limit of a mean, which is exceeded with probability ``alpha``; infinite for one value.
+
+    The quantile of Student's t distribution is that of the expansion in 1 / n (Abramowitz and Stegun 1964, 26.7.5).
+
+    >>> round(mean_limit([0.0, 0.01, 0.02, 0.01], 0.05), 4)
+    0.0196
+    """
+    if len(values) < 2:
+        return inf
+    n, z = len(values) - 1, NormalDist().inv_cdf(1 - alpha)
+    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    return fmean(values) + t * stdev(values) / sqrt(len(values))
+
+
+def samples_for(max_drop: float, count: int) -> int:
+    """Return the number of samples without any loss that show a drop of class scores below a limit.
+
+    Args:
+        max_drop: limit, above 0 and below 1.
+        count: number of candidates that are judged on these samples.
+    """
+    return ceil(log(ALPHA / count) / log1p(-max_drop))

@@ -1,0 +1,77 @@
+"""One self-contained HTML page of a search: the answer, the front, all candidates, and the lines to copy."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from quantkit.benchmark.results.report import format_latency
+from quantkit.drawing import escape_text, html_page, html_section, html_table
+from quantkit.drawing import report_charts as charts
+from quantkit.drawing.html_page import NUM_SERIES
+from quantkit.formats.files import write_whole
+from quantkit.optimize.result import TITLES, Optimization, cells
+from quantkit.optimize.search import Choice
+from quantkit.runtimes import REGISTRY, find_runtime
+
+# Candidates in the chart; the table below it has all.
+NUM_BARS = 12
+
+
+def save_page(path: str | os.PathLike[str], result: Optimization) -> None:
+    """Write the page to a file that appears complete or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    text = html_page("quantkit optimize", _sections(result))
+    write_whole(Path(path), lambda file: file.write(text.encode()))
+
+
+def _sections(result: Optimization) -> Iterator[str]:
+    yield f"<h1>{escape_text(result.answer)}</h1>"
+    if not result.is_complete:
+        yield "<p>The search was interrupted: a later one may find a faster file.</p>"
+    yield f'<p class="small">{escape_text(result.machine.sentence)}</p>'
+    shown = result.choices[:NUM_BARS]
+    names = sorted({each.candidate.settings.runtime for each in shown})
+    key = [charts.ChartSeries(find_runtime(name).title, _colour(name)) for name in names]
+    bars = charts.draw_intervals([_bar(result, each) for each in shown])
+    yield html_section("Latency of the fastest candidates", charts.html_key(key), bars)
+    front = html_table(TITLES, map(cells, result.front), range(1, 6), _marked(result))
+    yield html_section("Candidates that no other one beats in latency, drop and size", front)
+    yield html_section("All others", html_table(("candidate", "reason"), result.reasons))
+    settings = result.settings
+    texts = {"Command line": settings.command, "Python": settings.python}
+    if settings.native:
+        texts[find_runtime(result.best.candidate.settings.runtime).title] = settings.native
+    for title, text in texts.items():
+        yield html_section(title, f"<pre>{escape_text(text)}</pre>")
+
+
+def _marked(result: Optimization) -> list[int]:
+    return [index for index, each in enumerate(result.front) if each.name == result.best.name]
+
+
+def _colour(runtime: str) -> int:
+    return sorted(REGISTRY.objects()).index(runtime) % NUM_SERIES
+
+
+def _bar(result: Optimization, choice: Choice) -> charts.Bar:
+    """Return the latency of a candidate; its interval is that of its speed-up."""
+    runtime = choice.candidate.settings.runtime
+    series = charts.ChartSeries(find_runtime(runtime).title, _colour(runtime))
+    low = high = choice.seconds
+    if choice.speedup is not None:
+        low, high = (choice.seconds * choice.ratio / limit for limit in (choice.speedup.high, choice.speedup.low))
+    is_out = choice.drop is not None and choice.drop.high > result.goal.max_drop
+    note = "drop not measured" if choice.drop is None else "drop too large" if is_out else ""
+    return charts.Bar(
+        choice.name,
+        series,
+        1000 * choice.seconds,
+        1000 * low,
+        1000 * high,
+        f"{format_latency(choice.seconds)} ms",
+        note,
+        "best" if choice.name == result.best.name else "",
+    )

@@ -1,0 +1,231 @@
+"""Result of a search: the answer, the front, the reasons of all others, and the lines that use the file."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from quantkit.arguments import expand_user, public
+from quantkit.benchmark.host.machine import Machine
+from quantkit.benchmark.results.report import align_columns, format_latency
+from quantkit.benchmark.sweep.result import BestSettings
+from quantkit.errors import UsageError
+from quantkit.formats import SUFFIXES, check_target
+from quantkit.formats.files import write_whole
+from quantkit.formats.sizes import format_size
+from quantkit.optimize.drop import samples_for
+from quantkit.optimize.search import EXACT, MOST_DROPS, Choice, Goal, name_of
+from quantkit.optimize.state import Trial
+from quantkit.runtimes import find_runtime
+
+SCHEMA = "quantkit.optimize/1"
+DEFAULT = "the default settings"
+
+
+@dataclass(frozen=True, repr=False)
+class Optimization:
+    """The fastest file of a model inside an accuracy bound, with the proof.
+
+    Attributes:
+        model: name of the model.
+        file: the best file.
+        goal: what was searched.
+        best: the best candidate within the bound.
+        baseline: the float model in its fastest runtime with default settings.
+        choices: all measured candidates, the best first.
+        skipped: reason by name of each form that was not built or could not run.
+        trials: all measurements.
+        machine: this host.
+        seconds: duration of the search.
+        is_complete: False if the search was interrupted.
+    """
+
+    model: str
+    file: Path
+    goal: Goal
+    best: Choice
+    baseline: Choice
+    choices: tuple[Choice, ...]
+    skipped: dict[str, str]
+    trials: tuple[Trial, ...]
+    machine: Machine
+    seconds: float
+    is_complete: bool
+    _folder: "TemporaryDirectory[str] | None" = field(default=None, compare=False)
+
+    @property
+    def is_float(self) -> bool:
+        """True if the best candidate is the float model in its fastest runtime with default settings."""
+        return self.best.name == self.baseline.name
+
+    @property
+    def answer(self) -> str:
+        """First line of the report: what to use, how fast it is, and how accurate."""
+        best, runtime = self.best, find_runtime(self.best.candidate.settings.runtime).title
+        use = f"use {self.file.name} in {runtime} with {best.settings or DEFAULT}"
+        if self.is_float:
+            return f"keep the float model: {use}: no other candidate is shown to be faster within the bound"
+        interval = "not measured in new processes"
+        if best.speedup is not None:
+            interval = f"{best.speedup.low:.2f} to {best.speedup.high:.2f}"
+        ratio = f"{best.ratio:.2f} times as fast as {name_of(self.baseline.candidate)} ({interval})"
+        if self.goal.objective == "size":
+            ratio = f"{format_size(best.form.num_bytes)}, {ratio}"
+        drop = "the same arithmetic" if best.drop in (None, EXACT) else str(best.drop)
+        return f"{use}: {ratio}, {drop}"
+
+    @property
+    def front(self) -> tuple[Choice, ...]:
+        """Candidates that no other one beats in latency, drop and size at once, the fastest first."""
+        known = [each for each in self.choices if each.drop is not None]
+        costs = {each.name: _costs(each) for each in known}
+        return tuple(
+            each
+            for each in sorted(known, key=lambda each: each.seconds)
+            if not any(_dominates(costs[other.name], costs[each.name]) for other in known if other is not each)
+        )
+
+    @property
+    def reasons(self) -> list[tuple[str, str]]:
+        """Name of each other candidate, with the reason why it is not the best."""
+        rows = [(each.name, self._reason(each)) for each in self.choices if each.name != self.best.name]
+        return [*rows, *self.skipped.items()]
+
+    def _reason(self, choice: Choice) -> str:
+        text = f"{choice.ratio:.2f} times as fast as the float model"
+        if choice.drop is None:
+            return f"{text}; its drop was not measured"
+        if choice.drop.high > self.goal.max_drop:
+            needed = samples_for(self.goal.max_drop, MOST_DROPS)
+            is_few = choice.drop.value <= self.goal.max_drop and choice.drop.samples < needed
+            few = f": more held-out samples, {needed} at most, may show {self.goal.max_drop:g}" if is_few else ""
+            return f"{text}, but {choice.drop}{few}"
+        return text
+
+    @property
+    def settings(self) -> BestSettings:
+        """Settings of the best candidate, with the lines that apply them."""
+        candidate = replace(self.best.candidate, path=self.file)
+        return BestSettings(self.model, str(self.file), candidate)
+
+    @public
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the best file; it appears complete or not at all.
+
+        Args:
+            path: file with the suffix of the best file, or without one, which is then added.
+
+        Returns:
+            The path with its suffix.
+
+        Raises:
+            UsageError: the suffix is that of another format, or the folder does not exist.
+            InputError: the file cannot be written.
+        """
+        output = expand_user(path)
+        if output.suffix != self.file.suffix:
+            if format_suffix(output):
+                hint = f"use the suffix {self.file.suffix}, or omit it"
+                raise UsageError(f"the best file is {self.file.suffix}, and not {output.suffix}", hint=hint)
+            output = output.with_name(output.name + self.file.suffix)
+        check_target(output)
+        if output.resolve() != self.file.resolve():
+            content = self.file.read_bytes()
+            write_whole(output, lambda file: file.write(content))
+        return output
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``quantkit optimize --json``."""
+        settings = self.settings
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "answer": self.answer,
+            "best": self._document(self.best) | {"file": str(self.file)},
+            "baseline": self._document(self.baseline),
+            "front": [self._document(each) for each in self.front],
+            "candidates": [asdict(trial) for trial in self.trials],
+            "reasons": [{"candidate": name, "reason": reason} for name, reason in self.reasons],
+            "goal": asdict(self.goal),
+            "command": settings.command,
+            "python": settings.python,
+            "native": settings.native,
+            "machine": self.machine.to_json(),
+            "seconds": self.seconds,
+            "is_complete": self.is_complete,
+        }
+
+    def _document(self, choice: Choice) -> dict[str, Any]:
+        speedup, settings = choice.speedup, choice.candidate.settings
+        limits = (None, None) if speedup is None else (speedup.low, speedup.high)
+        return {
+            "name": choice.name,
+            "file": choice.form.path.name,
+            "runtime": settings.runtime,
+            "settings": dict(BestSettings(self.model, "", choice.candidate).settings),
+            "speedup": {"value": choice.ratio, "low": limits[0], "high": limits[1]},
+            "latency_ms": 1000 * choice.seconds,
+            "drop": None if choice.drop is None else choice.drop.to_json(),
+            "num_bytes": choice.form.num_bytes,
+        }
+
+    def _lines(self) -> Iterator[str]:
+        settings = self.settings
+        yield self.answer
+        if not self.is_complete:
+            yield "the search was interrupted: a later one may find a faster file"
+        yield ""
+        yield "candidates that no other one beats in latency, drop and size"
+        yield from (f"  {line}" for line in align_columns([TITLES, *map(cells, self.front)], right=range(1, 6)))
+        yield ""
+        yield "all others"
+        yield from (f"  {name}: {reason}" for name, reason in self.reasons)
+        yield from ("", "command line:", settings.command, "", "Python:", settings.python)
+        if settings.native:
+            yield from ("", f"{find_runtime(self.best.candidate.settings.runtime).title}:", settings.native)
+        yield from ("", self.machine.sentence)
+
+    def __repr__(self) -> str:
+        return f"Optimization({self.answer})"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+TITLES = ("candidate", "ms", "speed-up", "drop", "at most", "size")
+
+
+def format_suffix(path: Path) -> str:
+    """Return the suffix of a path if it names a format of models; else empty: it is a part of the name."""
+    suffix = path.suffix.lower()
+    return suffix if suffix in SUFFIXES else ""
+
+
+def cells(choice: Choice) -> tuple[str, ...]:
+    """Return the cells of a candidate in the table of the front."""
+    drop = ("-", "-") if choice.drop is None else (f"{choice.drop.value:.4f}", f"{choice.drop.high:.4f}")
+    size = format_size(choice.form.num_bytes)
+    return choice.name, format_latency(choice.seconds), f"{choice.ratio:.2f}x", *drop, size
+
+
+def _costs(choice: Choice) -> tuple[float, float, int]:
+    assert choice.drop is not None
+    return choice.seconds, choice.drop.high, choice.form.num_bytes
+
+
+def _dominates(first: Sequence[float], other: Sequence[float]) -> bool:
+    return all(a <= b for a, b in zip(first, other, strict=True)) and tuple(first) != tuple(other)
+
+
+class OptimizationInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a search; `optimization` is the best that is known."""
+
+    def __init__(self, optimization: Optimization) -> None:
+        super().__init__()
+        self.optimization = optimization

@@ -1,0 +1,508 @@
+"""Search for the fastest candidate inside an accuracy bound.
+
+    float       the float model in each runtime, as it is and with fixed sizes; the fastest one is the baseline
+    forms       one int8 file after the other, the most promising first, measured as soon as it is built. The drop is
+                measured in the order of the speed, until one is within the bound
+    float parts if no int8 file is within the bound, the fastest one again with more layers in float
+    finals      the best few candidates again, for longer
+    settings    threads and other settings of the best two
+    new start   the winner, the runner-up and the baseline in new processes
+
+Every measurement is a speed-up over one candidate in the same rounds, so that the load of the machine cancels.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from time import monotonic
+from typing import Any
+
+from quantkit.benchmark.host.machine import usable_cores
+from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.results.report import Benchmark, Failure
+from quantkit.benchmark.results.speedup import Speedup
+from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.benchmark.sampling.rounds import BenchmarkInterrupted, SamplingOptions, measure
+from quantkit.benchmark.sweep.search import Search as SettingsSearch
+from quantkit.benchmark.sweep.space import find_settings
+from quantkit.benchmark.sweep.state import SweepState
+from quantkit.cores import cpu_flags
+from quantkit.data import Dataset
+from quantkit.errors import QuantkitError
+from quantkit.model import Model, load
+from quantkit.optimize.drop import Drop, measure_drop
+from quantkit.optimize.forms import FIXED, Int8Form, Sizes, fix_sizes, int8_form, int8_forms
+from quantkit.optimize.state import Form, State, Trial
+from quantkit.progress import OnProgress, Progress
+from quantkit.quantization.workflow import quantize
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.runtimes import find_runtime, open_session
+
+# Number of candidates whose drop is measured on the same samples.
+MOST_DROPS = 8
+# Instructions for int8 products have at most four times as many products as those for float32: VNNI and AVX-512.
+MOST_GAIN = 4.0
+# Fractions of the time budget at which no further form is built, and no further setting is measured.
+FORMS_END, SETTINGS_END = 0.6, 0.8
+# Fraction of the bound that the layers in float are chosen for on the calibration samples.
+FLOAT_PARTS_MARGIN = 0.5
+# Candidates with a lower fraction of the best speed-up are not measured again.
+LEAST_FRACTION = 0.8
+FINALISTS, TUNED = 4, 2
+# Candidates in one measurement next to the baseline: all are in memory at once.
+GROUP = 4
+# Shortest time for the last measurement in seconds, whatever remains of the budget.
+LAST_SECONDS = 10.0
+SCREEN, FINAL, LAST = range(3)
+STAGES = {
+    SCREEN: SamplingOptions(processes=1, rounds=2, process_seconds=0.2, warmup_seconds=0.5),
+    FINAL: SamplingOptions(processes=3, rounds=4, process_seconds=0.3, warmup_seconds=0.5),
+}
+# Processor features of each arithmetic that is faster than float32 only with its own instructions.
+FEATURES = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp16", "amx_fp16")}
+EXACT = Drop("float32", 0.0, 0.0, 0)
+
+
+class OutOfTimeError(Exception):
+    """The time budget ended inside a step."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is searched.
+
+    Attributes:
+        objective: ``latency``, ``throughput`` or ``size``.
+        max_drop: largest drop, a fraction, for the upper limit.
+        precisions: ``float32``, ``bfloat16``, ``float16`` and ``int8``, those that may be used.
+        runtimes: names of the runtimes that may be used.
+        suffix: suffix of the output; empty for any.
+        seed: seed of the measurements.
+    """
+
+    objective: str
+    max_drop: float
+    precisions: tuple[str, ...]
+    runtimes: tuple[str, ...]
+    suffix: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Candidate with what is known about it.
+
+    Attributes:
+        form: its file.
+        candidate: the file in a runtime with settings.
+        settings: text of the settings; empty for the default.
+        ratio: speed-up over the baseline.
+        seconds: median latency.
+        drop: drop of the accuracy; None if it was not measured.
+        speedup: speed-up with its interval, in new processes; None before the last measurement.
+    """
+
+    form: Form
+    candidate: Candidate
+    settings: str
+    ratio: float
+    seconds: float
+    drop: Drop | None
+    speedup: Speedup | None = None
+
+    @property
+    def name(self) -> str:
+        """Form, runtime and settings."""
+        return name_of(self.candidate, self.settings)
+
+
+def name_of(candidate: Candidate, settings: str = "") -> str:
+    """Return the name of a candidate in the report."""
+    text = f"{candidate.label} in {find_runtime(candidate.settings.runtime).title}"
+    return f"{text}, {settings}" if settings else text
+
+
+@dataclass
+class Search:
+    """State of a search in this process.
+
+    Attributes:
+        goal: what is searched.
+        model: float model.
+        calibration: samples that choose.
+        reference: outputs of the float model on samples that do not choose.
+        sizes: sizes of one sample for inputs with dynamic sizes; None if samples differ or all sizes are fixed.
+        float_files: files of the float model.
+        quantize_options: further arguments of `quantize`.
+        state: finished work.
+        start: start by the clock of `time.monotonic`.
+        budget: time limit in seconds.
+        on_progress: receives the progress.
+        skipped: reason by name of each form that was not built, and each candidate that cannot run on the samples.
+        choices: measured candidates by name.
+        baseline: fastest float32 candidate with default settings.
+        last: last measurement, in new processes.
+        is_complete: True at the end of the search.
+    """
+
+    goal: Goal
+    model: Model
+    calibration: Dataset
+    reference: FloatReference
+    sizes: Sizes | None
+    float_files: Sequence[Form]
+    quantize_options: dict[str, Any]
+    state: State
+    start: float
+    budget: float
+    on_progress: OnProgress
+    skipped: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+    baseline: Candidate | None = None
+    last: Benchmark | None = None
+    is_complete: bool = False
+
+    def run(self) -> None:
+        """Search until the end or the end of the time budget; the state and the choices have all that is known."""
+        self._measure_float()
+        self._build_forms()
+        self._build_float_parts()
+        finalists = self._finals()
+        finalists = self._tune(finalists)
+        self._measure_again(finalists)
+        self.is_complete = True
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return monotonic() - self.start
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the end of the budget, at least 1."""
+        return max(self.budget - self.elapsed, 1.0)
+
+    def ranked(self) -> list[Choice]:
+        """Return the candidates within the bound, the best first."""
+        eligible = [each for each in self.choices.values() if self.is_within(each)]
+        if self.goal.objective == "size":
+            return sorted(eligible, key=lambda each: (each.form.num_bytes, -each.ratio))
+        return sorted(eligible, key=lambda each: -each.ratio)
+
+    def is_within(self, choice: Choice) -> bool:
+        """Return True if the candidate may be used, and the upper limit of its drop is known to be within the bound."""
+        is_float32 = choice.form.precision == choice.candidate.settings.options.precision == "float32"
+        if is_float32 and "float32" not in self.goal.precisions:
+            return False
+        return choice.drop is not None and choice.drop.high <= self.goal.max_drop
+
+    def _report(self, step: str) -> None:
+        best = next(iter(self.ranked()), None)
+        text = "" if best is None else f"; best so far: {best.ratio:.2f} times as fast, {best.name}"
+        self.on_progress(Progress(f"{step}{text}", min(round(self.elapsed), round(self.budget)), round(self.budget)))
+
+    def _measure_float(self) -> None:
+        """Measure the float model in all runtimes; the fastest is the baseline."""
+        forms = [each for file in self.float_files for each in (file, *self._fixed(file))]
+        candidates = [candidate for form in forms for candidate in self._candidates(form)]
+        self.state.forms |= {form.name: form for form in forms}
+        exact = [each for each in candidates if each.settings.options.precision == "float32"]
+        self._report("measuring the float model")
+        first = next((trial for trial in self.state.trials if trial.ratio == 1.0 and trial.stage == SCREEN), None)
+        if first is None:
+            self._screen_float(exact)
+            first = next((trial for trial in self.state.trials if trial.ratio == 1.0), None)
+        self.baseline = next((each for each in exact if first is not None and name_of(each) == first.candidate), None)
+        if self.baseline is None:
+            reasons = dict.fromkeys(trial.failure for trial in self.state.trials if trial.failure)
+            raise QuantkitError(
+                f"no runtime runs the float model: {next(iter(reasons), 'none is installed')}",
+                hint="quantkit doctor shows the installed runtimes; --runtimes selects them",
+            )
+        others = [each for each in candidates if each not in exact]
+        self._measure(SCREEN, others)
+        for candidate in candidates:
+            form = next(each for each in forms if each.path == candidate.path)
+            self._add(form, candidate, EXACT if candidate in exact else self.state.drops.get(name_of(candidate)))
+        self._judge()
+
+    def _screen_float(self, candidates: Sequence[Candidate]) -> None:
+        """Measure the float model once in each runtime; their speed-ups are over the fastest one."""
+        trials: list[Trial] = []
+        for index in range(0, len(candidates), GROUP):
+            group = candidates[index : index + GROUP]
+            result = measure(group, self._options(SCREEN))
+            trials += [_trial(SCREEN, each, row.outcome) for each, row in zip(group, result.rows, strict=True)]
+        fastest = min((trial.seconds for trial in trials if trial.seconds is not None), default=inf)
+        self.state.trials += [
+            trial if trial.seconds is None else replace(trial, ratio=fastest / trial.seconds) for trial in trials
+        ]
+        self.state.save()
+
+    def _candidates(self, form: Form) -> list[Candidate]:
+        """Return a form in its runtimes, with each arithmetic that the runtime and this processor have."""
+        streams = usable_cores(self.state.machine) if self.goal.objective == "throughput" else None
+        precisions = ("float32", *(name for name in self.goal.precisions if name in FEATURES))
+        return [
+            replace(each, settings=replace(each.settings, streams=streams))
+            for each in form.candidates(precisions)
+            if _has_arithmetic(each)
+        ]
+
+    def _fixed(self, form: Form) -> Iterator[Form]:
+        """Yield the form with fixed sizes, if that is another file."""
+        if self.sizes:
+            fixed = fix_sizes(form, self.sizes, self.state.folder)
+            if fixed is not None:
+                yield fixed
+
+    def _build_forms(self) -> None:
+        """Build int8 files, measure them, and judge those that are fastest."""
+        if "int8" not in self.goal.precisions:
+            return
+        seconds = {each.candidate.settings.runtime: each.seconds for each in reversed(self._by_speed())}
+        runtimes = sorted(seconds, key=lambda name: seconds[name])
+        longest = 0.0
+        for form in int8_forms(runtimes, self.goal.suffix):
+            best = min(each.seconds for each in self.choices.values())
+            own = min(seconds[name] for name in form.runtimes)
+            if own / MOST_GAIN > best:
+                self.skipped[form.name] = f"float32 takes {own / best:.1f} times the best there: int8 cannot catch up"
+                continue
+            if self.elapsed + longest > FORMS_END * self.budget and form.name not in self.state.forms:
+                self.skipped[form.name] = "the time budget is too short"
+                continue
+            begin = monotonic()
+            self._try_form(form, form.name)
+            longest = max(longest, monotonic() - begin)
+
+    def _build_float_parts(self) -> None:
+        """If no int8 file is within the bound, build the fastest one with more layers in float."""
+        ranked = [each for each in self._by_speed() if each.form.precision == "int8"]
+        if not ranked or any(map(self.is_within, ranked)) or self.elapsed > FORMS_END * self.budget:
+            return
+        judged = [each for each in ranked if each.drop is not None and each.drop.value > 0]
+        if not judged:
+            return
+        fastest = judged[0]
+        forms = int8_forms([fastest.candidate.settings.runtime], self.goal.suffix)
+        form = replace(forms[0], runtime=fastest.candidate.settings.runtime)
+        limit = FLOAT_PARTS_MARGIN * self.goal.max_drop
+        name = f"int8 with layers in float, for {find_runtime(form.runtime).title}"
+        self._try_form(form, name, max_drop=limit, time_budget=max(FORMS_END * self.budget - self.elapsed, 1.0))
+
+    def _try_form(self, form: Int8Form, name: str, **options: Any) -> None:
+        """Build an int8 file, unless an earlier search did, measure and judge it."""
+        self._report(f"quantizing: {name}")
+        if name in self.state.failures:
+            return
+        if name not in self.state.forms:
+            try:
+                built = self._build(form, name, options)
+            except OutOfTimeError:
+                self.skipped[name] = "the time budget is too short"
+                return
+            except QuantkitError as error:
+                self.state.failures[name] = error.message
+                self.state.save()
+                return
+            for each in (built, *self._fixed(built)):
+                self.state.forms[each.name] = each
+            self.state.save()
+        forms = [self.state.forms[each] for each in (name, f"{name}{FIXED}") if each in self.state.forms]
+        pairs = [(each, candidate) for each in forms for candidate in self._candidates(each)]
+        self._measure(SCREEN, [candidate for _, candidate in pairs])
+        for each, candidate in pairs:
+            self._add(each, candidate, self.state.drops.get(name_of(candidate)))
+        self._judge()
+
+    def _build(self, form: Int8Form, name: str, options: dict[str, Any]) -> Form:
+        """Quantize into a file of the folder."""
+        suffix = {"onnx": ".onnx", "tensorflow": ".pb", "litert": ".tflite"}[form.target]
+        path = self.state.folder / f"int8_{len(self.state.forms)}{suffix}"
+        end = self.start + self.budget
+
+        def check_time(_: Progress) -> None:
+            if monotonic() > end:
+                raise OutOfTimeError
+
+        result = quantize(
+            self.model,
+            self.calibration,
+            target=form.target,
+            runtime=form.runtime,
+            runs=0,
+            output=path,
+            on_progress=check_time,
+            **(self.quantize_options | options),
+        )
+        return int8_form(form, result, path, name)
+
+    def _options(self, stage: int) -> SamplingOptions:
+        return replace(STAGES[stage], seed=self.goal.seed + stage, time_budget=self.remaining)
+
+    def _measure(self, stage: int, candidates: Sequence[Candidate]) -> None:
+        """Measure candidates next to the baseline, a few at a time."""
+        assert self.baseline is not None, "the float model is measured first"
+        missing = [each for each in candidates if self.state.find(stage, name_of(each)) is None]
+        missing = [each for each in missing if each != self.baseline]
+        for index in range(0, len(missing), GROUP):
+            group = missing[index : index + GROUP]
+            result = measure([self.baseline, *group], self._options(stage))
+            for candidate, row, speedup in zip(group, result.rows[1:], result.speedups[1:], strict=True):
+                trial = _trial(stage, candidate, row.outcome)
+                ratio = speedup.ratio if isinstance(speedup, Speedup) else None
+                self.state.trials.append(replace(trial, ratio=ratio))
+            self.state.save()
+
+    def _add(self, form: Form, candidate: Candidate, drop: Drop | None, settings: str = "") -> None:
+        """Add a measured candidate to the choices, with the latest of its trials."""
+        name = name_of(candidate, settings)
+        trials = [trial for trial in self.state.trials if trial.candidate == name and trial.ratio is not None]
+        if trials:
+            last = max(trials, key=lambda trial: trial.stage)
+            assert last.ratio is not None
+            assert last.seconds is not None
+            self.choices[name] = Choice(form, candidate, settings, last.ratio, last.seconds, drop)
+
+    def _by_speed(self) -> list[Choice]:
+        if self.goal.objective == "size":
+            return sorted(self.choices.values(), key=lambda each: (each.form.num_bytes, -each.ratio))
+        return sorted(self.choices.values(), key=lambda each: -each.ratio)
+
+    def _judge(self) -> None:
+        """Measure the drop of the candidates that are faster than the best one within the bound, the fastest first."""
+        for choice in self._by_speed():
+            if self.is_within(choice):
+                return
+            if choice.drop is None and len(self.state.drops) < MOST_DROPS:
+                self._report(f"measuring the drop: {choice.name}")
+                drop = self._measure_drop(choice.candidate)
+                if drop is None:
+                    self.choices.pop(choice.name)
+                    continue
+                self.state.drops[choice.name] = drop
+                self.state.save()
+                self.choices[choice.name] = replace(choice, drop=drop)
+                if drop.high <= self.goal.max_drop:
+                    return
+
+    def _measure_drop(self, candidate: Candidate) -> Drop | None:
+        """Return the drop of a candidate on the samples that do not choose; None if it cannot run on them."""
+        settings = candidate.settings
+        try:
+            model = load(candidate.path, inputs=settings.inputs, outputs=settings.outputs)
+            with open_session(model.runnable, settings.runtime, settings.options) as session:
+                return measure_drop(session, self.reference, MOST_DROPS)
+        except QuantkitError as error:
+            self.skipped[name_of(candidate)] = error.message
+            return None
+
+    def _finals(self) -> list[Choice]:
+        """Measure the best candidates within the bound again, for longer."""
+        ranked = self.ranked()
+        finalists = [each for each in ranked[:FINALISTS] if each.ratio >= LEAST_FRACTION * ranked[0].ratio]
+        if self.goal.objective == "size" or len(finalists) == 1:
+            return ranked[:TUNED]
+        self._report("measuring the best candidates again")
+        self._measure(FINAL, [each.candidate for each in finalists])
+        for each in finalists:
+            self._add(each.form, each.candidate, each.drop, each.settings)
+        names = {each.name for each in finalists}
+        return [each for each in self.ranked() if each.name in names][:TUNED]
+
+    def _tune(self, finalists: list[Choice]) -> list[Choice]:
+        """Search the settings of the finalists; return these with their best settings in addition."""
+        tuned: list[Choice] = []
+        for index, choice in enumerate(finalists):
+            part = (SETTINGS_END * self.budget - self.elapsed) / (len(finalists) - index)
+            if part < LAST_SECONDS:
+                break
+            self._report(f"searching the settings: {choice.name}")
+            runtime = find_runtime(choice.candidate.settings.runtime)
+            found = find_settings(choice.candidate, runtime, self.state.machine)
+            # Which CPUs a process gets is the choice of whoever deploys it.
+            settings = [each for each in found if each.dimension != "cpus"]
+            state = SweepState(self.state.machine)
+            search = SettingsSearch(
+                choice.candidate,
+                None,
+                choice.name,
+                state,
+                monotonic(),
+                part / 0.65,
+                self.goal.seed,
+                choice.seconds,
+                lambda _: None,
+            )
+            best = next(iter(search.run(settings)), None)
+            if best is not None:
+                trial = max(
+                    (each for each in state.of(choice.name) if each.setting == best.key and each.ratio),
+                    key=lambda each: each.stage,
+                )
+                assert trial.ratio is not None
+                candidate = replace(best.apply(choice.candidate), label=choice.candidate.label)
+                seconds = choice.seconds / trial.ratio
+                tuned.append(
+                    replace(
+                        choice,
+                        candidate=candidate,
+                        settings=str(best),
+                        ratio=choice.ratio * trial.ratio,
+                        seconds=seconds,
+                    )
+                )
+        return sorted([*finalists, *tuned], key=lambda each: -each.ratio)
+
+    def _measure_again(self, finalists: Sequence[Choice]) -> None:
+        """Measure finalists and the baseline in new processes: the ratios of a search favor the luckiest candidate."""
+        assert self.baseline is not None
+        others = [each for each in finalists if each.candidate != self.baseline]
+        self._report("measuring in new processes")
+        seconds = max(self.remaining, LAST_SECONDS)
+        options = SamplingOptions(
+            seed=self.goal.seed + LAST, time_budget=seconds, process_seconds=0.3, warmup_seconds=1.0
+        )
+        labelled = [replace(each.candidate, label=each.name) for each in others]
+        try:
+            self.last = measure([replace(self.baseline, label=name_of(self.baseline)), *labelled], options)
+        except BenchmarkInterrupted:
+            raise KeyboardInterrupt from None
+        for choice, row, speedup in zip(others, self.last.rows[1:], self.last.speedups[1:], strict=True):
+            if row.measurement is not None and isinstance(speedup, Speedup):
+                median = row.measurement.summary.median
+                self.choices[choice.name] = replace(choice, ratio=speedup.ratio, seconds=median, speedup=speedup)
+        self._drop_settings(others)
+        base = self.last.rows[0].measurement
+        if base is not None:
+            name = name_of(self.baseline)
+            self.choices[name] = replace(self.choices[name], seconds=base.summary.median)
+
+    def _drop_settings(self, choices: Sequence[Choice]) -> None:
+        """Drop the settings that are not shown to be faster than the default of the same file in the same runtime."""
+        assert self.last is not None
+        measured = {choice.name: row.measurement for choice, row in zip(choices, self.last.rows[1:], strict=True)}
+        assert self.baseline is not None
+        measured[name_of(self.baseline)] = self.last.rows[0].measurement
+        for choice in choices:
+            default, tuned = measured.get(name_of(choice.candidate)), measured[choice.name]
+            if not choice.settings or default is None or tuned is None:
+                continue
+            if Speedup.of(default, tuned).outcome != "faster":
+                self.choices.pop(choice.name, None)
+                self.skipped[choice.name] = "not shown to be faster than the default settings"
+
+
+def _trial(stage: int, candidate: Candidate, outcome: Measurement | Failure) -> Trial:
+    if isinstance(outcome, Failure):
+        return Trial(stage, name_of(candidate), failure=outcome.reason)
+    return Trial(stage, name_of(candidate), seconds=outcome.summary.median)
+
+
+def _has_arithmetic(candidate: Candidate) -> bool:
+    """Return True if the runtime and this processor compute in the arithmetic of a candidate."""
+    name = candidate.settings.options.precision
+    features = FEATURES.get(name)
+    has_features = features is None or not cpu_flags().isdisjoint(features)
+    return has_features and name in find_runtime(candidate.settings.runtime).precisions

@@ -1,0 +1,369 @@
+"""`optimize`: from a float model and data to the fastest file inside an accuracy bound."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from hashlib import sha256
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
+
+from quantkit.arguments import (
+    as_names,
+    as_shapes,
+    expand_user,
+    parse_duration,
+    public,
+    require_callable,
+    require_choice,
+    require_flag,
+    require_fraction,
+    require_names,
+    require_natural,
+    require_path,
+    require_positive,
+    require_text,
+    without_none,
+)
+from quantkit.benchmark.host.machine import this_machine
+from quantkit.benchmark.sampling.candidate import digest
+from quantkit.data import Dataset, PreprocessingOptions, as_dataset
+from quantkit.data.preprocessing import ColorOrder
+from quantkit.distribution import NAME
+from quantkit.errors import QuantkitError, UsageError
+from quantkit.evaluation.tasks import Score, find_task
+from quantkit.formats import check_distinct, check_target
+from quantkit.formats.temporary import PREFIX
+from quantkit.model import Model
+from quantkit.model.loading import fix_input_shapes
+from quantkit.optimize.forms import Sizes, float_forms, has_dynamic_sizes, metadata_of_file, sample_sizes, write_form
+from quantkit.optimize.result import Optimization, OptimizationInterrupted, format_suffix
+from quantkit.optimize.search import FEATURES, Choice, Goal, Search, name_of
+from quantkit.optimize.state import State
+from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
+from quantkit.quantization.ranges import UNKNOWN, graph_digest
+from quantkit.quantization.workflow.calibration_run import compute_reference
+from quantkit.quantization.workflow.description import RECEIPT_SCHEMA
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, Options
+from quantkit.quantization.workflow.preparation import load_float_model
+from quantkit.runtimes import REFERENCE, find_runtime
+from quantkit.runtimes import runtimes as all_runtimes
+
+PathLike = str | os.PathLike[str]
+OBJECTIVES = ("latency", "throughput", "size")
+PRECISIONS = ("float32", *FEATURES, "int8")
+DEFAULT_PRECISIONS = ("float32", "bfloat16", "int8")
+SUFFIXES = (".onnx", ".pb", ".tflite")
+MAX_DROP, TIME_BUDGET = 0.01, 600.0
+# Most samples that are held out; fewest that calibrate, if there are twice as many, and fewest of each kind.
+MOST_SAMPLES, FEWEST_CALIBRATING, FEWEST_SAMPLES = 2000, 32, 2
+
+
+@public
+def optimize(
+    model: Any,
+    data: Any,
+    *,
+    held_out: Any = None,
+    max_drop: float = MAX_DROP,
+    task: str | Score | None = None,
+    objective: str = OBJECTIVES[0],
+    runtimes: str | Iterable[str] | None = None,
+    precisions: str | Iterable[str] = DEFAULT_PRECISIONS,
+    time_budget: float | str = TIME_BUDGET,
+    resume: PathLike | None = None,
+    output: PathLike | None = None,
+    limit: int = CALIBRATION_LIMIT,
+    labels: PathLike | None = None,
+    inputs: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    signature: str | None = None,
+    tags: Iterable[str] | None = None,
+    checkpoint: PathLike | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    random_weights: bool = False,
+    input_width: int | None = None,
+    input_height: int | None = None,
+    input_mean: float | Sequence[float] | None = None,
+    input_std: float | Sequence[float] | None = None,
+    input_color_order: ColorOrder | None = None,
+    seed: int = 0,
+    offline: bool = False,
+    on_progress: OnProgress = ignore_progress,
+    on_message: OnMessage = ignore_message,
+) -> Optimization:
+    """Find the fastest file, runtime and settings of a model inside an accuracy bound.
+
+    The float model in each runtime, int8 files in the forms of each runtime, fixed sizes, lower precisions of the float
+    layers, and threads are measured side by side; see `quantkit.optimize.search`. The bound holds for the upper limit
+    of the drop at 95 % confidence, on samples that are not used to choose anything.
+
+    Args:
+        model: float model, graph, path or card name.
+        data: samples that calibrate and choose: see `quantkit.data.as_dataset`.
+        held_out: samples that the drop is measured on (default: three quarters of ``data``, which then do not
+            calibrate).
+        max_drop: largest drop, a fraction: of top-1 if samples have labels, else of the agreement with the float model,
+            or of the metric of ``task``.
+        task: metric of the outputs, see `quantkit.quantize` (default: agreement for class scores, else R2).
+        objective: ``latency`` of one call at a time, ``throughput``, or ``size`` of the file.
+        runtimes: names of the runtimes that may be used (default: all that are installed).
+        precisions: precisions that may be used: ``float32``, ``bfloat16``, ``float16``, ``int8``.
+        time_budget: time limit in seconds, or a text such as ``10m``. Whatever it is, there is an answer.
+        resume: file for the finished work, with a folder for the built files next to it; the same call resumes.
+        output: file to write as soon as the answer is known; its suffix limits the formats, without a suffix that of
+            the best file is added.
+        limit: maximum number of samples that calibrate.
+        labels, inputs, outputs, signature, tags, checkpoint, input_shapes, random_weights, input_width, input_height,
+            input_mean, input_std, input_color_order, offline: see `quantkit.quantize`.
+        seed: seed of the measurements.
+        on_progress: receives the step, the best candidate so far, and the seconds of the time budget.
+        on_message: receives messages.
+
+    Returns:
+        The answer with all candidates.
+
+    Raises:
+        UsageError: arguments contradict each other or do not fit the model, or there are too few samples.
+        InputError: a model, file or dataset is missing or broken.
+        OptimizationInterrupted: Ctrl-C, with the best that is known.
+    """
+    require_fraction(max_drop=max_drop)
+    require_choice(OBJECTIVES, objective=objective)
+    require_positive(limit=limit)
+    require_natural(seed=seed)
+    require_flag(random_weights=random_weights, offline=offline)
+    require_text(**without_none(signature=signature))
+    require_names(precisions=precisions, **without_none(runtimes=runtimes, inputs=inputs, outputs=outputs, tags=tags))
+    require_path(**without_none(resume=resume, output=output, labels=labels, checkpoint=checkpoint))
+    require_callable(on_progress=on_progress, on_message=on_message)
+    start, budget = monotonic(), parse_duration(time_budget, "time_budget")
+    output_path = None if output is None else expand_user(output)
+    goal = Goal(
+        objective,
+        max_drop,
+        _check_precisions(precisions),
+        _check_runtimes(runtimes),
+        _check_output(output_path),
+        seed,
+    )
+    check_distinct({"--output": output_path, "--resume": resume}, {"the model": model, "--data": data})
+    options = Options(
+        calibration=data,
+        held_out=held_out,
+        task=find_task(task),
+        limit=limit,
+        labels=labels,
+        inputs=as_names(inputs),
+        outputs=as_names(outputs),
+        signature=signature,
+        tags=as_names(tags),
+        checkpoint=checkpoint,
+        input_shapes=as_shapes(input_shapes),
+        random_weights=random_weights,
+        preprocessing=PreprocessingOptions.of(
+            input_height=input_height,
+            input_width=input_width,
+            input_mean=input_mean,
+            input_std=input_std,
+            input_color_order=input_color_order,
+        ),
+        offline=offline,
+        on_progress=on_progress,
+        on_message=on_message,
+    )
+    quantize_options = {
+        "task": task,
+        "limit": limit,
+        "labels": labels,
+        "input_width": input_width,
+        "input_height": input_height,
+        "input_mean": input_mean,
+        "input_std": input_std,
+        "input_color_order": input_color_order,
+        "on_message": lambda _: None,
+    }
+    float_model = load_float_model(model, options)
+    calibration, judges = _split(float_model, options)
+    folder = TemporaryDirectory(prefix=PREFIX)
+    state = _open_state(float_model, goal, options, resume, Path(folder.name))
+    float_files = float_forms(float_model.graph, state.folder, goal.runtimes, goal.suffix)
+    on_progress(Progress("running the float model", 0))
+    reference, sizes = _judge_samples(float_model, judges, options)
+    search = Search(
+        goal,
+        float_model,
+        calibration,
+        reference,
+        sizes,
+        float_files,
+        quantize_options,
+        state,
+        start,
+        budget,
+        on_progress,
+    )
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        if search.baseline is None:
+            raise
+        result = _conclude(search, float_model, output_path, folder)
+        raise OptimizationInterrupted(result) from None
+    return _conclude(search, float_model, output_path, folder)
+
+
+def _check_precisions(value: str | Iterable[str]) -> tuple[str, ...]:
+    names = as_names(value) or ()
+    for name in names:
+        require_choice(PRECISIONS, precisions=name)
+    if not names:
+        raise UsageError("no precision may be used", hint=f"use {', '.join(PRECISIONS)}")
+    return tuple(name for name in PRECISIONS if name in names)
+
+
+def _check_runtimes(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return the runtimes of the search, installed ones if the caller names none."""
+    if value is not None:
+        names = tuple(dict.fromkeys(as_names(value) or ()))
+        for name in names:
+            availability = find_runtime(name).available()
+            if not availability.ok:
+                raise UsageError(f"{name} is not available: {availability.detail}", hint="quantkit doctor lists all")
+        return names
+    return tuple(name for name, each in all_runtimes().items() if name != REFERENCE and each.available().ok)
+
+
+def _check_output(output: Path | None) -> str:
+    """Return the suffix of the output that names a format; empty without one.
+
+    Raises:
+        UsageError: no file of the search has the format.
+    """
+    if output is None:
+        return ""
+    suffix = format_suffix(output)
+    if suffix and suffix not in SUFFIXES:
+        raise UsageError(
+            f"cannot write {output.name}", hint=f"use the suffix {', '.join(SUFFIXES)}, or none for the best format"
+        )
+    check_target(output if suffix else output.with_name(output.name + SUFFIXES[0]))
+    return suffix
+
+
+def _split(model: Model, options: Options) -> tuple[Dataset, Dataset]:
+    """Return the samples that calibrate and choose, and those that do not.
+
+    Raises:
+        UsageError: there are too few samples, or their number is not known.
+    """
+    data = as_dataset(options.calibration, inputs=model.input_names)
+    if options.held_out is not None:
+        return data.subset(options.limit), as_dataset(options.held_out, inputs=model.input_names)
+    if data.size is None:
+        raise UsageError("the number of samples is not known", hint="give held_out (--held-out DATA), too")
+    if data.size < 2 * FEWEST_SAMPLES:
+        raise UsageError(
+            f"{data.source} has {data.size} samples: too few to calibrate on some and judge on others",
+            hint="give more data, or held_out (--held-out DATA)",
+        )
+    count = min(options.limit, max(data.size // 4, min(FEWEST_CALIBRATING, data.size // 2)))
+    return data.subset(count), data.subset(MOST_SAMPLES, skip=count)
+
+
+def _open_state(model: Model, goal: Goal, options: Options, resume: PathLike | None, folder: Path) -> State:
+    """Return the state of an earlier search, or a new one."""
+    machine = this_machine()
+    if resume is None:
+        return State(machine, "", folder)
+    facts = [graph_digest(model.graph), *map(str, asdict(goal).values()), str(options.limit), str(options.task)]
+    facts += [str(options.calibration), str(options.held_out)]
+    return State.read(expand_user(resume), machine, sha256("\n".join(facts).encode()).hexdigest())
+
+
+def _judge_samples(model: Model, judges: Dataset, options: Options) -> tuple[FloatReference, Sizes | None]:
+    """Return the outputs of the float model on samples that do not choose, and the sizes of one sample.
+
+    With dynamic sizes, the float model gets one sample in each run, so that files with fixed sizes run on the same
+    feeds.
+    """
+    if has_dynamic_sizes(model.graph):
+        probe = compute_reference(model, model.graph, judges.subset(FEWEST_SAMPLES, keep_order=True), options, UNKNOWN)
+        shapes = ({name: array.shape for name, array in feeds.items()} for feeds in probe.feeds)
+        sizes = sample_sizes(model, shapes, probe.rows)
+        if sizes:
+            try:
+                fixed = fix_input_shapes(model, sizes)
+                return compute_reference(fixed, fixed.graph, judges, options, UNKNOWN), sizes
+            except QuantkitError:  # later samples have other sizes
+                pass
+    return compute_reference(model, model.graph, judges, options, UNKNOWN), None
+
+
+def _conclude(search: Search, model: Model, output: Path | None, folder: "TemporaryDirectory[str]") -> Optimization:
+    """Choose the best candidate, and write its file with a receipt."""
+    baseline = search.choices[name_of(search.baseline)] if search.baseline else next(iter(search.choices.values()))
+    best = _choose(search, baseline)
+    name = f"{Path(model.name).stem}.optimized{best.form.path.suffix}"
+    file = Path(folder.name) / name if output is None else output
+    if not format_suffix(file):
+        file = file.with_name(file.name + best.form.path.suffix)
+    metadata = metadata_of_file(best.form.path)
+    receipt = metadata.get("receipt") or {
+        "schema": RECEIPT_SCHEMA,
+        "versions": {"quantkit": version(NAME)},
+        "source": {"file": None if model.path is None else digest(model.path)[0], "graph": graph_digest(model.graph)},
+    }
+    write_form(best.form, {**metadata, "receipt": {**receipt, "search": _describe(search, best)}}, file)
+    return Optimization(
+        model.name,
+        file,
+        search.goal,
+        best,
+        baseline,
+        tuple(sorted(search.choices.values(), key=lambda each: -each.ratio)),
+        {**search.state.failures, **search.skipped},
+        tuple(search.state.trials),
+        search.state.machine,
+        monotonic() - search.start,
+        search.is_complete,
+        folder,
+    )
+
+
+def _choose(search: Search, baseline: Choice) -> Choice:
+    """Return the best candidate, which must be shown to be faster than the baseline."""
+    ranked = search.ranked()
+    if search.goal.objective == "size" or not search.is_complete:
+        return ranked[0] if ranked else baseline
+    known = [each for each in ranked if each.speedup is not None and each.speedup.outcome == "faster"]
+    if not known:
+        return baseline
+    return known[0]
+
+
+def _describe(search: Search, best: Choice) -> dict[str, Any]:
+    """Return the search for the receipt: what was tried, and what was measured."""
+    machine = search.state.machine
+    return {
+        "goal": asdict(replace(search.goal, suffix="")),
+        "time_budget": search.budget,
+        "best": best.name,
+        "drop": None if best.drop is None else best.drop.to_json(),
+        "speed_up": None if best.speedup is None else best.speedup.to_json(),
+        "candidates": [
+            {
+                "name": each.name,
+                "ratio": round(each.ratio, 4),
+                "ms": round(1000 * each.seconds, 4),
+                "drop": None if each.drop is None else each.drop.to_json(),
+            }
+            for each in chain(search.choices.values())
+        ],
+        "skipped": {**search.state.failures, **search.skipped},
+        "machine": {"cpu": machine.cpu, "physical_cores": machine.physical_cores, "isa": list(machine.isa)},
+    }
