@@ -77,7 +77,7 @@ def _add_goal(parser: ArgumentParser) -> None:
         "--objective",
         choices=OBJECTIVES,
         default=OBJECTIVES[0],
-        help="what is best: the latency of a call, the throughput, or the size of the file (default: latency)",
+        help="quantity to improve: the latency of a call, the throughput, or the size of the file (default: latency)",
     )
     parser.add_argument(
         "--runtimes", type=parse_names, metavar="LIST", help="runtimes that may be used (default: all installed ones)"
@@ -96,7 +96,7 @@ def _add_search(parser: ArgumentParser) -> None:
         "--time-budget",
         type=parse_seconds,
         default=TIME_BUDGET,
-        help="time limit, for example 2m (default: 10m); whatever it is, there is an answer",
+        help="time limit, for example 2m (default: 10m); after it, the best file so far is written",
     )
     parser.add_argument(
         "--resume", metavar="FILE", help="file for the finished work; the same command resumes an interrupted search"
@@ -112,7 +112,7 @@ def _add_search(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Search, and print the answer."""
+    """Search, write the best file, and print the report."""
     check_outputs({"--html": args.html, "--output": args.output})
     try:
         with show_progress(args) as on_progress:

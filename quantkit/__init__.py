@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quantkit.model.receipt import receipt
     from quantkit.model.sessions import open_session
     from quantkit.monitor import monitor
-    from quantkit.optimize import Optimization, optimize
+    from quantkit.optimize import optimize
     from quantkit.quantization import Plan, Ranges, Scheme, calibrate
     from quantkit.quantization.workflow import QuantizationResult, quantize
     from quantkit.recipes import transform
@@ -50,7 +50,6 @@ _MODULES = {
     "Node": "quantkit.ir.graph",
     "Plan": "quantkit.quantization",
     "QuantizationResult": "quantkit.quantization.workflow",
-    "Optimization": "quantkit.optimize",
     "QuantkitError": "quantkit.errors",
     "Ranges": "quantkit.quantization",
     "RecipeError": "quantkit.errors",
@@ -86,7 +85,6 @@ __all__ = [
     "InputError",
     "Model",
     "Node",
-    "Optimization",
     "Plan",
     "QuantizationResult",
     "QuantkitError",

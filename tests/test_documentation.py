@@ -145,6 +145,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     limits = {
         "benchmark": "" if "--sweep" in command else f"--runs 3 --warmup 1 --processes {processes}",
         "quantize": "--runs 0",
+        "optimize": "--time-budget 10s",
         "evaluate": "--limit 12",
         "compare": "" if "--structure" in command else "--limit 2",
     }
@@ -186,7 +187,9 @@ def test_command_runs(
         pytest.skip(process.stderr.splitlines()[0])
     assert process.returncode == 0, process.stderr
     assert process.stdout
-    if not re.match(r"quantkit (benchmark|quantize|doctor|models)", command):  # their output depends on the machine
+    if not re.match(
+        r"quantkit (benchmark|quantize|optimize|doctor|models)", command
+    ):  # their output depends on the machine
         assert set(lines_without_digits(transcript)) - {"..."} <= set(lines_without_digits(process.stdout))
 
 

@@ -10,7 +10,7 @@ import quantkit
 FUNCTIONS = {
     *("limits", "load", "save", "summarize", "sweep", "transform"),
     *("calibrate", "quantize", "receipt", "open_session", "custom_op_library"),
-    *("benchmark", "classify", "compare", "evaluate", "monitor", "run"),
+    *("benchmark", "classify", "compare", "evaluate", "monitor", "optimize", "run"),
 }
 CLASSES = {
     *("Model", "Graph", "Node", "Edge"),

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,18 @@ def temporary_folder() -> Iterator[Path]:
     remove_stale(Path(tempfile.gettempdir()).glob(f"{PREFIX}????????"))
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
         yield Path(folder)
+
+
+class OwnedFolder:
+    """Temporary folder that is removed with the last reference to this object.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def remove_stale(paths: Iterable[Path]) -> None:

@@ -13,8 +13,8 @@ towards one of the next classes, and h the median of m, the first-order probabil
 
 if the density of m near 0 is at most F times its mean below h: 1 if it rises from 0, as for a network that is sure of
 most samples, and 1.4 if it falls exponentially, as for scores without any knowledge. The lower one of the two limits
-holds. The limits of means are Student's. When several candidates are judged on the same samples, each limit has so much
-more confidence that all of them hold together (Bonferroni).
+holds. The limits of means are Student's. When several candidates are measured on the same samples, the probability to
+exceed each limit is divided by their number, so that all limits hold together (Bonferroni).
 """
 
 from collections.abc import Callable, Iterable
@@ -48,7 +48,7 @@ class Drop:
     """Drop of the accuracy on samples that were not used to choose.
 
     Attributes:
-        metric: what is lost: ``top-1``, ``agreement``, or the metric of the task.
+        metric: metric that drops: ``top-1``, ``agreement``, or the metric of the task.
         value: measured drop, a fraction.
         high: upper limit of the drop at 95 % confidence.
         samples: number of samples.
@@ -73,7 +73,7 @@ def measure_drop(session: Session, reference: FloatReference, count: int) -> Dro
     Args:
         session: session of the candidate.
         reference: outputs of the float model on samples that were not used to choose.
-        count: number of candidates that are judged on these samples.
+        count: number of candidates that are measured on these samples.
     """
     alpha, name = ALPHA / count, reference.score_output
     if name is not None:
@@ -97,10 +97,10 @@ def _count_losses(runs: Iterable[ComparedRun], name: str, alpha: float, *, has_l
     if not has_labels:
         lost, total = int((first != other).sum()), len(first)
         return Drop("agreement", lost / total, min(proportion_limit(lost, total, alpha / 2), by_margins), total)
-    known = labels >= 0
-    lost = int(((first == labels) & (other != labels) & known).sum())
-    gained = int(((first != labels) & (other == labels) & known).sum())
-    total = int(known.sum())
+    has_label = labels >= 0
+    lost = int(((first == labels) & (other != labels) & has_label).sum())
+    gained = int(((first != labels) & (other == labels) & has_label).sum())
+    total = int(has_label.sum())
     high = proportion_limit(lost, total, alpha / 4) - (1 - proportion_limit(total - gained, total, alpha / 4))
     return Drop("top-1", (lost - gained) / total, min(high, by_margins), total)
 
@@ -187,6 +187,6 @@ def samples_for(max_drop: float, count: int) -> int:
 
     Args:
         max_drop: limit, above 0 and below 1.
-        count: number of candidates that are judged on these samples.
+        count: number of candidates that are measured on these samples.
     """
     return ceil(log(ALPHA / count) / log1p(-max_drop))

@@ -88,10 +88,10 @@ def float_forms(graph: Graph, folder: Path, runtimes: Sequence[str], suffix: str
         name, path = candidate.settings.runtime, candidate.path
         if name == REFERENCE or name not in runtimes or (suffix and path.suffix != suffix):
             continue
-        known = forms.get(path)
+        earlier = forms.get(path)
         text = "float32" if path.suffix == ".onnx" or graph.dialect != onnx.DIALECT else f"float32, {path.suffix}"
         settings = replace(candidate.settings, runtime=AUTO)
-        forms[path] = Form(text, "float32", path, (*(known.runtimes if known else ()), name), settings)
+        forms[path] = Form(text, "float32", path, (*(earlier.runtimes if earlier else ()), name), settings)
     return list(forms.values())
 
 
@@ -99,7 +99,7 @@ def int8_form(form: Int8Form, result: QuantizationResult, path: Path, name: str)
     """Return the file that a quantization wrote.
 
     Args:
-        form: what was to be built.
+        form: target and runtimes of the file.
         result: the quantization.
         path: its file.
         name: text in the report.
@@ -120,7 +120,7 @@ def has_dynamic_sizes(graph: Graph) -> bool:
 
 
 def fix_sizes(form: Form, sizes: Sizes, folder: Path) -> Form | None:
-    """Write the form with fixed sizes of its inputs; None if its format has none to fix, or it has fixed ones.
+    """Write the form with fixed sizes of its inputs; None if all are fixed already, or the format is that of a runtime.
 
     Args:
         form: file with dynamic sizes.

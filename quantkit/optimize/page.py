@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a search: the answer, the front, all candidates, and the lines to copy."""
+"""One self-contained HTML page of a search: the recommendation, the front, all candidates, and the lines to copy."""
 
 import os
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def _sections(result: Optimization) -> Iterator[str]:
     key = [charts.ChartSeries(find_runtime(name).title, _colour(name)) for name in names]
     bars = charts.draw_intervals([_bar(result, each) for each in shown])
     yield html_section("Latency of the fastest candidates", charts.html_key(key), bars)
-    front = html_table(TITLES, map(cells, result.front), range(1, 6), _marked(result))
+    front = html_table(TITLES, map(cells, result.front), range(1, 6), _mark_best(result))
     yield html_section("Candidates that no other one beats in latency, drop and size", front)
     yield html_section("All others", html_table(("candidate", "reason"), result.reasons))
     settings = result.settings
@@ -48,7 +48,7 @@ def _sections(result: Optimization) -> Iterator[str]:
         yield html_section(title, f"<pre>{escape_text(text)}</pre>")
 
 
-def _marked(result: Optimization) -> list[int]:
+def _mark_best(result: Optimization) -> list[int]:
     return [index for index, each in enumerate(result.front) if each.name == result.best.name]
 
 

@@ -1,11 +1,10 @@
-"""Result of a search: the answer, the front, the reasons of all others, and the lines that use the file."""
+"""Result of a search: the recommendation, the front, the reasons of all others, and the lines that use the file."""
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from quantkit.arguments import expand_user, public
@@ -16,9 +15,10 @@ from quantkit.errors import UsageError
 from quantkit.formats import SUFFIXES, check_target
 from quantkit.formats.files import write_whole
 from quantkit.formats.sizes import format_size
+from quantkit.formats.temporary import OwnedFolder
 from quantkit.optimize.drop import samples_for
 from quantkit.optimize.search import EXACT, MOST_DROPS, Choice, Goal, name_of
-from quantkit.optimize.state import Trial
+from quantkit.optimize.state import CandidateTrial
 from quantkit.runtimes import find_runtime
 
 SCHEMA = "quantkit.optimize/1"
@@ -32,7 +32,7 @@ class Optimization:
     Attributes:
         model: name of the model.
         file: the best file.
-        goal: what was searched.
+        goal: objective, bound and candidates of the search.
         best: the best candidate within the bound.
         baseline: the float model in its fastest runtime with default settings.
         choices: all measured candidates, the best first.
@@ -50,11 +50,11 @@ class Optimization:
     baseline: Choice
     choices: tuple[Choice, ...]
     skipped: dict[str, str]
-    trials: tuple[Trial, ...]
+    trials: tuple[CandidateTrial, ...]
     machine: Machine
     seconds: float
     is_complete: bool
-    _folder: "TemporaryDirectory[str] | None" = field(default=None, compare=False)
+    _folder: OwnedFolder | None = field(default=None, compare=False)
 
     @property
     def is_float(self) -> bool:
@@ -80,12 +80,12 @@ class Optimization:
     @property
     def front(self) -> tuple[Choice, ...]:
         """Candidates that no other one beats in latency, drop and size at once, the fastest first."""
-        known = [each for each in self.choices if each.drop is not None]
-        costs = {each.name: _costs(each) for each in known}
+        measured = [each for each in self.choices if each.drop is not None]
+        costs = {each.name: _costs(each) for each in measured}
         return tuple(
             each
-            for each in sorted(known, key=lambda each: each.seconds)
-            if not any(_dominates(costs[other.name], costs[each.name]) for other in known if other is not each)
+            for each in sorted(measured, key=lambda each: each.seconds)
+            if not any(_dominates(costs[other.name], costs[each.name]) for other in measured if other is not each)
         )
 
     @property
@@ -202,7 +202,7 @@ TITLES = ("candidate", "ms", "speed-up", "drop", "at most", "size")
 
 
 def format_suffix(path: Path) -> str:
-    """Return the suffix of a path if it names a format of models; else empty: it is a part of the name."""
+    """Return the suffix of a path if it names a format of models; else empty."""
     suffix = path.suffix.lower()
     return suffix if suffix in SUFFIXES else ""
 

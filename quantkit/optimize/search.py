@@ -1,7 +1,7 @@
 """Search for the fastest candidate inside an accuracy bound.
 
-    float       the float model in each runtime, as it is and with fixed sizes; the fastest one is the baseline
-    forms       one int8 file after the other, the most promising first, measured as soon as it is built. The drop is
+    float       the float model in each runtime, with its own and with fixed sizes; the fastest one is the baseline
+    forms       one int8 file after the other, the most promising first, measured at once. The drop is
                 measured in the order of the speed, until one is within the bound
     float parts if no int8 file is within the bound, the fastest one again with more layers in float
     finals      the best few candidates again, for longer
@@ -23,7 +23,7 @@ from quantkit.benchmark.results.report import Benchmark, Failure
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.rounds import BenchmarkInterrupted, SamplingOptions, measure
-from quantkit.benchmark.sweep.search import Search as SettingsSearch
+from quantkit.benchmark.sweep.search import Search
 from quantkit.benchmark.sweep.space import find_settings
 from quantkit.benchmark.sweep.state import SweepState
 from quantkit.cores import cpu_flags
@@ -32,7 +32,7 @@ from quantkit.errors import QuantkitError
 from quantkit.model import Model, load
 from quantkit.optimize.drop import Drop, measure_drop
 from quantkit.optimize.forms import FIXED, Int8Form, Sizes, fix_sizes, int8_form, int8_forms
-from quantkit.optimize.state import Form, State, Trial
+from quantkit.optimize.state import CandidateTrial, Form, SearchState
 from quantkit.progress import OnProgress, Progress
 from quantkit.quantization.workflow import quantize
 from quantkit.quantization.workflow.float_reference import FloatReference
@@ -51,8 +51,10 @@ LEAST_FRACTION = 0.8
 FINALISTS, TUNED = 4, 2
 # Candidates in one measurement next to the baseline: all are in memory at once.
 GROUP = 4
-# Shortest time for the last measurement in seconds, whatever remains of the budget.
+# Shortest time for the last measurement in seconds, also after the end of the budget.
 LAST_SECONDS = 10.0
+# Time for the first measurements of the float model in seconds, also after the end of the budget.
+FLOAT_SECONDS = 60.0
 SCREEN, FINAL, LAST = range(3)
 STAGES = {
     SCREEN: SamplingOptions(processes=1, rounds=2, process_seconds=0.2, warmup_seconds=0.5),
@@ -69,7 +71,7 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True)
 class Goal:
-    """What is searched.
+    """Objective, bound and candidates of a search.
 
     Attributes:
         objective: ``latency``, ``throughput`` or ``size``.
@@ -90,7 +92,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidate with what is known about it.
+    """Measured candidate.
 
     Attributes:
         form: its file.
@@ -123,11 +125,11 @@ def name_of(candidate: Candidate, settings: str = "") -> str:
 
 
 @dataclass
-class Search:
+class FileSearch:
     """State of a search in this process.
 
     Attributes:
-        goal: what is searched.
+        goal: objective, bound and candidates.
         model: float model.
         calibration: samples that choose.
         reference: outputs of the float model on samples that do not choose.
@@ -152,7 +154,7 @@ class Search:
     sizes: Sizes | None
     float_files: Sequence[Form]
     quantize_options: dict[str, Any]
-    state: State
+    state: SearchState
     start: float
     budget: float
     on_progress: OnProgress
@@ -182,7 +184,7 @@ class Search:
         """Seconds until the end of the budget, at least 1."""
         return max(self.budget - self.elapsed, 1.0)
 
-    def ranked(self) -> list[Choice]:
+    def rank(self) -> list[Choice]:
         """Return the candidates within the bound, the best first."""
         eligible = [each for each in self.choices.values() if self.is_within(each)]
         if self.goal.objective == "size":
@@ -197,13 +199,13 @@ class Search:
         return choice.drop is not None and choice.drop.high <= self.goal.max_drop
 
     def _report(self, step: str) -> None:
-        best = next(iter(self.ranked()), None)
+        best = next(iter(self.rank()), None)
         text = "" if best is None else f"; best so far: {best.ratio:.2f} times as fast, {best.name}"
         self.on_progress(Progress(f"{step}{text}", min(round(self.elapsed), round(self.budget)), round(self.budget)))
 
     def _measure_float(self) -> None:
         """Measure the float model in all runtimes; the fastest is the baseline."""
-        forms = [each for file in self.float_files for each in (file, *self._fixed(file))]
+        forms = [each for file in self.float_files for each in (file, *self._fix_sizes(file))]
         candidates = [candidate for form in forms for candidate in self._candidates(form)]
         self.state.forms |= {form.name: form for form in forms}
         exact = [each for each in candidates if each.settings.options.precision == "float32"]
@@ -216,7 +218,7 @@ class Search:
         if self.baseline is None:
             reasons = dict.fromkeys(trial.failure for trial in self.state.trials if trial.failure)
             raise QuantkitError(
-                f"no runtime runs the float model: {next(iter(reasons), 'none is installed')}",
+                f"no runtime runs the float model: {next(iter(reasons), 'no runtime is installed')}",
                 hint="quantkit doctor shows the installed runtimes; --runtimes selects them",
             )
         others = [each for each in candidates if each not in exact]
@@ -224,14 +226,15 @@ class Search:
         for candidate in candidates:
             form = next(each for each in forms if each.path == candidate.path)
             self._add(form, candidate, EXACT if candidate in exact else self.state.drops.get(name_of(candidate)))
-        self._judge()
+        self._check_drops()
 
     def _screen_float(self, candidates: Sequence[Candidate]) -> None:
         """Measure the float model once in each runtime; their speed-ups are over the fastest one."""
-        trials: list[Trial] = []
+        trials: list[CandidateTrial] = []
         for index in range(0, len(candidates), GROUP):
             group = candidates[index : index + GROUP]
-            result = measure(group, self._options(SCREEN))
+            options = self._options(SCREEN)
+            result = measure(group, replace(options, time_budget=max(options.time_budget, FLOAT_SECONDS)))
             trials += [_trial(SCREEN, each, row.outcome) for each, row in zip(group, result.rows, strict=True)]
         fastest = min((trial.seconds for trial in trials if trial.seconds is not None), default=inf)
         self.state.trials += [
@@ -249,7 +252,7 @@ class Search:
             if _has_arithmetic(each)
         ]
 
-    def _fixed(self, form: Form) -> Iterator[Form]:
+    def _fix_sizes(self, form: Form) -> Iterator[Form]:
         """Yield the form with fixed sizes, if that is another file."""
         if self.sizes:
             fixed = fix_sizes(form, self.sizes, self.state.folder)
@@ -257,7 +260,7 @@ class Search:
                 yield fixed
 
     def _build_forms(self) -> None:
-        """Build int8 files, measure them, and judge those that are fastest."""
+        """Build int8 files, measure them, and measure the drop of those that are fastest."""
         if "int8" not in self.goal.precisions:
             return
         seconds = {each.candidate.settings.runtime: each.seconds for each in reversed(self._by_speed())}
@@ -281,10 +284,10 @@ class Search:
         ranked = [each for each in self._by_speed() if each.form.precision == "int8"]
         if not ranked or any(map(self.is_within, ranked)) or self.elapsed > FORMS_END * self.budget:
             return
-        judged = [each for each in ranked if each.drop is not None and each.drop.value > 0]
-        if not judged:
+        checked = [each for each in ranked if each.drop is not None and each.drop.value > 0]
+        if not checked:
             return
-        fastest = judged[0]
+        fastest = checked[0]
         forms = int8_forms([fastest.candidate.settings.runtime], self.goal.suffix)
         form = replace(forms[0], runtime=fastest.candidate.settings.runtime)
         limit = FLOAT_PARTS_MARGIN * self.goal.max_drop
@@ -292,7 +295,7 @@ class Search:
         self._try_form(form, name, max_drop=limit, time_budget=max(FORMS_END * self.budget - self.elapsed, 1.0))
 
     def _try_form(self, form: Int8Form, name: str, **options: Any) -> None:
-        """Build an int8 file, unless an earlier search did, measure and judge it."""
+        """Build an int8 file, unless an earlier search did, measure it and its drop."""
         self._report(f"quantizing: {name}")
         if name in self.state.failures:
             return
@@ -306,7 +309,7 @@ class Search:
                 self.state.failures[name] = error.message
                 self.state.save()
                 return
-            for each in (built, *self._fixed(built)):
+            for each in (built, *self._fix_sizes(built)):
                 self.state.forms[each.name] = each
             self.state.save()
         forms = [self.state.forms[each] for each in (name, f"{name}{FIXED}") if each in self.state.forms]
@@ -314,7 +317,7 @@ class Search:
         self._measure(SCREEN, [candidate for _, candidate in pairs])
         for each, candidate in pairs:
             self._add(each, candidate, self.state.drops.get(name_of(candidate)))
-        self._judge()
+        self._check_drops()
 
     def _build(self, form: Int8Form, name: str, options: dict[str, Any]) -> Form:
         """Quantize into a file of the folder."""
@@ -370,7 +373,7 @@ class Search:
             return sorted(self.choices.values(), key=lambda each: (each.form.num_bytes, -each.ratio))
         return sorted(self.choices.values(), key=lambda each: -each.ratio)
 
-    def _judge(self) -> None:
+    def _check_drops(self) -> None:
         """Measure the drop of the candidates that are faster than the best one within the bound, the fastest first."""
         for choice in self._by_speed():
             if self.is_within(choice):
@@ -400,7 +403,7 @@ class Search:
 
     def _finals(self) -> list[Choice]:
         """Measure the best candidates within the bound again, for longer."""
-        ranked = self.ranked()
+        ranked = self.rank()
         finalists = [each for each in ranked[:FINALISTS] if each.ratio >= LEAST_FRACTION * ranked[0].ratio]
         if self.goal.objective == "size" or len(finalists) == 1:
             return ranked[:TUNED]
@@ -409,7 +412,7 @@ class Search:
         for each in finalists:
             self._add(each.form, each.candidate, each.drop, each.settings)
         names = {each.name for each in finalists}
-        return [each for each in self.ranked() if each.name in names][:TUNED]
+        return [each for each in self.rank() if each.name in names][:TUNED]
 
     def _tune(self, finalists: list[Choice]) -> list[Choice]:
         """Search the settings of the finalists; return these with their best settings in addition."""
@@ -420,11 +423,11 @@ class Search:
                 break
             self._report(f"searching the settings: {choice.name}")
             runtime = find_runtime(choice.candidate.settings.runtime)
-            found = find_settings(choice.candidate, runtime, self.state.machine)
-            # Which CPUs a process gets is the choice of whoever deploys it.
-            settings = [each for each in found if each.dimension != "cpus"]
+            varied = find_settings(choice.candidate, runtime, self.state.machine)
+            # The user who deploys the file chooses the CPUs of its process.
+            settings = [each for each in varied if each.dimension != "cpus"]
             state = SweepState(self.state.machine)
-            search = SettingsSearch(
+            search = Search(
                 choice.candidate,
                 None,
                 choice.name,
@@ -494,10 +497,10 @@ class Search:
                 self.skipped[choice.name] = "not shown to be faster than the default settings"
 
 
-def _trial(stage: int, candidate: Candidate, outcome: Measurement | Failure) -> Trial:
+def _trial(stage: int, candidate: Candidate, outcome: Measurement | Failure) -> CandidateTrial:
     if isinstance(outcome, Failure):
-        return Trial(stage, name_of(candidate), failure=outcome.reason)
-    return Trial(stage, name_of(candidate), seconds=outcome.summary.median)
+        return CandidateTrial(stage, name_of(candidate), failure=outcome.reason)
+    return CandidateTrial(stage, name_of(candidate), seconds=outcome.summary.median)
 
 
 def _has_arithmetic(candidate: Candidate) -> bool:

@@ -63,7 +63,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CandidateTrial:
     """Measurement of one candidate in one stage.
 
     Attributes:
@@ -82,7 +82,7 @@ class Trial:
 
 
 @dataclass
-class State:
+class SearchState:
     """Files, trials and drops of a search.
 
     Attributes:
@@ -102,7 +102,7 @@ class State:
     path: Path | None = None
     forms: dict[str, Form] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[CandidateTrial] = field(default_factory=list)
     drops: dict[str, Drop] = field(default_factory=dict)
 
     @classmethod
@@ -111,7 +111,7 @@ class State:
 
         Raises:
             InputError: the file is not a state of a search.
-            UsageError: it is the state of another search, or of another machine.
+            UsageError: the state is that of another search, or of another machine.
         """
         folder = path.with_name(f"{path.name}.files")
         state = cls(machine, key, folder, path)
@@ -142,11 +142,11 @@ class State:
                 self.forms[row["name"]] = Form(
                     row["name"], row["precision"], file, tuple(row["runtimes"]), _parse_settings(row["settings"])
                 )
-        self.trials = [Trial(**row) for row in document["trials"]]
+        self.trials = [CandidateTrial(**row) for row in document["trials"]]
         self.drops = {name: Drop(**row) for name, row in document["drops"].items()}
         self.failures = dict(document["failures"])
 
-    def find(self, stage: int, candidate: str) -> Trial | None:
+    def find(self, stage: int, candidate: str) -> CandidateTrial | None:
         """Return the finished trial of a candidate; None if it is not measured yet."""
         return next((trial for trial in self.trials if (trial.stage, trial.candidate) == (stage, candidate)), None)
 

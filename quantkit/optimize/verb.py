@@ -7,7 +7,6 @@ from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -36,13 +35,13 @@ from quantkit.distribution import NAME
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.evaluation.tasks import Score, find_task
 from quantkit.formats import check_distinct, check_target
-from quantkit.formats.temporary import PREFIX
+from quantkit.formats.temporary import OwnedFolder
 from quantkit.model import Model
 from quantkit.model.loading import fix_input_shapes
 from quantkit.optimize.forms import Sizes, float_forms, has_dynamic_sizes, metadata_of_file, sample_sizes, write_form
 from quantkit.optimize.result import Optimization, OptimizationInterrupted, format_suffix
-from quantkit.optimize.search import FEATURES, Choice, Goal, Search, name_of
-from quantkit.optimize.state import State
+from quantkit.optimize.search import FEATURES, Choice, FileSearch, Goal, name_of
+from quantkit.optimize.state import SearchState
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.quantization.ranges import UNKNOWN, graph_digest
 from quantkit.quantization.workflow.calibration_run import compute_reference
@@ -113,9 +112,9 @@ def optimize(
         objective: ``latency`` of one call at a time, ``throughput``, or ``size`` of the file.
         runtimes: names of the runtimes that may be used (default: all that are installed).
         precisions: precisions that may be used: ``float32``, ``bfloat16``, ``float16``, ``int8``.
-        time_budget: time limit in seconds, or a text such as ``10m``. Whatever it is, there is an answer.
+        time_budget: time limit in seconds, or a text such as ``10m``; the best file so far is the result.
         resume: file for the finished work, with a folder for the built files next to it; the same call resumes.
-        output: file to write as soon as the answer is known; its suffix limits the formats, without a suffix that of
+        output: file to write at the end; its suffix limits the formats, without a suffix that of
             the best file is added.
         limit: maximum number of samples that calibrate.
         labels, inputs, outputs, signature, tags, checkpoint, input_shapes, random_weights, input_width, input_height,
@@ -125,7 +124,7 @@ def optimize(
         on_message: receives messages.
 
     Returns:
-        The answer with all candidates.
+        The best file with its proof, and all other candidates.
 
     Raises:
         UsageError: arguments contradict each other or do not fit the model, or there are too few samples.
@@ -188,13 +187,13 @@ def optimize(
         "on_message": lambda _: None,
     }
     float_model = load_float_model(model, options)
-    calibration, judges = _split(float_model, options)
-    folder = TemporaryDirectory(prefix=PREFIX)
-    state = _open_state(float_model, goal, options, resume, Path(folder.name))
+    calibration, held_out_data = _split(float_model, options)
+    folder = OwnedFolder()
+    state = _open_state(float_model, goal, options, resume, folder.path)
     float_files = float_forms(float_model.graph, state.folder, goal.runtimes, goal.suffix)
     on_progress(Progress("running the float model", 0))
-    reference, sizes = _judge_samples(float_model, judges, options)
-    search = Search(
+    reference, sizes = _run_float_model(float_model, held_out_data, options)
+    search = FileSearch(
         goal,
         float_model,
         calibration,
@@ -227,7 +226,7 @@ def _check_precisions(value: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_runtimes(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the runtimes of the search, installed ones if the caller names none."""
+    """Return the runtimes of the search, all installed ones by default."""
     if value is not None:
         names = tuple(dict.fromkeys(as_names(value) or ()))
         for name in names:
@@ -275,41 +274,43 @@ def _split(model: Model, options: Options) -> tuple[Dataset, Dataset]:
     return data.subset(count), data.subset(MOST_SAMPLES, skip=count)
 
 
-def _open_state(model: Model, goal: Goal, options: Options, resume: PathLike | None, folder: Path) -> State:
+def _open_state(model: Model, goal: Goal, options: Options, resume: PathLike | None, folder: Path) -> SearchState:
     """Return the state of an earlier search, or a new one."""
     machine = this_machine()
     if resume is None:
-        return State(machine, "", folder)
+        return SearchState(machine, "", folder)
     facts = [graph_digest(model.graph), *map(str, asdict(goal).values()), str(options.limit), str(options.task)]
     facts += [str(options.calibration), str(options.held_out)]
-    return State.read(expand_user(resume), machine, sha256("\n".join(facts).encode()).hexdigest())
+    return SearchState.read(expand_user(resume), machine, sha256("\n".join(facts).encode()).hexdigest())
 
 
-def _judge_samples(model: Model, judges: Dataset, options: Options) -> tuple[FloatReference, Sizes | None]:
+def _run_float_model(model: Model, held_out_data: Dataset, options: Options) -> tuple[FloatReference, Sizes | None]:
     """Return the outputs of the float model on samples that do not choose, and the sizes of one sample.
 
     With dynamic sizes, the float model gets one sample in each run, so that files with fixed sizes run on the same
     feeds.
     """
     if has_dynamic_sizes(model.graph):
-        probe = compute_reference(model, model.graph, judges.subset(FEWEST_SAMPLES, keep_order=True), options, UNKNOWN)
+        probe = compute_reference(
+            model, model.graph, held_out_data.subset(FEWEST_SAMPLES, keep_order=True), options, UNKNOWN
+        )
         shapes = ({name: array.shape for name, array in feeds.items()} for feeds in probe.feeds)
         sizes = sample_sizes(model, shapes, probe.rows)
         if sizes:
             try:
                 fixed = fix_input_shapes(model, sizes)
-                return compute_reference(fixed, fixed.graph, judges, options, UNKNOWN), sizes
+                return compute_reference(fixed, fixed.graph, held_out_data, options, UNKNOWN), sizes
             except QuantkitError:  # later samples have other sizes
                 pass
-    return compute_reference(model, model.graph, judges, options, UNKNOWN), None
+    return compute_reference(model, model.graph, held_out_data, options, UNKNOWN), None
 
 
-def _conclude(search: Search, model: Model, output: Path | None, folder: "TemporaryDirectory[str]") -> Optimization:
+def _conclude(search: FileSearch, model: Model, output: Path | None, folder: OwnedFolder) -> Optimization:
     """Choose the best candidate, and write its file with a receipt."""
     baseline = search.choices[name_of(search.baseline)] if search.baseline else next(iter(search.choices.values()))
     best = _choose(search, baseline)
     name = f"{Path(model.name).stem}.optimized{best.form.path.suffix}"
-    file = Path(folder.name) / name if output is None else output
+    file = folder.path / name if output is None else output
     if not format_suffix(file):
         file = file.with_name(file.name + best.form.path.suffix)
     metadata = metadata_of_file(best.form.path)
@@ -335,19 +336,19 @@ def _conclude(search: Search, model: Model, output: Path | None, folder: "Tempor
     )
 
 
-def _choose(search: Search, baseline: Choice) -> Choice:
+def _choose(search: FileSearch, baseline: Choice) -> Choice:
     """Return the best candidate, which must be shown to be faster than the baseline."""
-    ranked = search.ranked()
+    ranked = search.rank()
     if search.goal.objective == "size" or not search.is_complete:
         return ranked[0] if ranked else baseline
-    known = [each for each in ranked if each.speedup is not None and each.speedup.outcome == "faster"]
-    if not known:
+    faster = [each for each in ranked if each.speedup is not None and each.speedup.outcome == "faster"]
+    if not faster:
         return baseline
-    return known[0]
+    return faster[0]
 
 
-def _describe(search: Search, best: Choice) -> dict[str, Any]:
-    """Return the search for the receipt: what was tried, and what was measured."""
+def _describe(search: FileSearch, best: Choice) -> dict[str, Any]:
+    """Return the search for the receipt: all candidates with their measurements."""
     machine = search.state.machine
     return {
         "goal": asdict(replace(search.goal, suffix="")),

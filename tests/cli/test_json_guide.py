@@ -59,6 +59,10 @@ RUNTIME_COMMANDS = [
     ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "3")),
     ("receipt", ("receipt", "e.onnx")),
     ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
+    (
+        "optimize",
+        ("optimize", "digits", "-o", "best", "--data", HELD_OUT, "--time-budget", "5s", "--runtimes", "onnxruntime"),
+    ),
     ("doctor", ("doctor",)),
     ("profile", ("benchmark", "d.pb@onnxruntime", "--profile", "--runs", "3")),
     ("data profile", ("data", "profile", "pipeline.py:numbers", "--seconds", "0.1")),

@@ -1,0 +1,240 @@
+"""`optimize` with scripted latencies: which file is chosen, the bound, budgets, interrupts, and the written file."""
+
+import json
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from measurements import make_measurement
+
+import quantkit as qk
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.errors import InputError, QuantkitError, UsageError
+from quantkit.optimize import OptimizationInterrupted, search
+from quantkit.optimize.drop import Drop
+
+pytest.importorskip("onnx", reason="pip install onnx")
+pytestmark = pytest.mark.engine
+(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
+main = ENTRY.load()
+DATA = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
+RUNTIMES = ("onnxruntime", "openvino")
+Milliseconds = Callable[[Candidate], float]
+
+
+def script(monkeypatch: pytest.MonkeyPatch, milliseconds: Milliseconds, drop: float = 0.001) -> list[str]:
+    """Give each candidate a latency and int8 files a drop; return the names of the checked candidates."""
+    checked: list[str] = []
+
+    def measure(candidates: Sequence[Candidate], *_: Any, **__: Any) -> Benchmark:
+        rows = []
+        for candidate in candidates:
+            runtime, seconds = candidate.settings.runtime, milliseconds(candidate) / 1e3
+            outcome: Any = Failure("it is broken")
+            if seconds < np.inf:
+                samples = [seconds * (1 + 0.001 * (index % 3)) for index in range(20)]
+                outcome = make_measurement(samples, 10, 5, model=candidate.label, runtime=runtime, started="now")
+            rows.append(BenchmarkRow(candidate.label, runtime, outcome))
+        return Benchmark(tuple(rows))
+
+    def measure_drop(self: search.FileSearch, candidate: Candidate) -> Drop:
+        checked.append(search.name_of(candidate))
+        return Drop("agreement", drop, 2 * drop, 100)
+
+    monkeypatch.setattr(search, "measure", measure)
+    monkeypatch.setattr(search, "find_settings", lambda *_: ())
+    monkeypatch.setattr(search.FileSearch, "_measure_drop", measure_drop)
+    return checked
+
+
+def int8_is_fast(candidate: Candidate) -> float:
+    base = 2.0 if candidate.settings.runtime == "onnxruntime" else 1.0
+    is_int8, is_bfloat16 = "int8" in candidate.label, "bfloat16" in candidate.label
+    return base * (0.5 if is_int8 else 1.0) * (1.5 if is_bfloat16 else 1.0)
+
+
+def test_the_fastest_file_within_the_bound_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = script(monkeypatch, int8_is_fast)
+    result = qk.optimize("digits", DATA, runtimes=RUNTIMES, output=tmp_path / "best")
+    assert result.file == tmp_path / "best.onnx"
+    assert result.answer.startswith("use best.onnx in OpenVINO with the default settings: 2.00 times as fast as ")
+    assert "at most 0.0020" in result.answer
+    assert qk.receipt(result.file).matches
+    document = json.loads(json.dumps(result.to_json()))
+    assert document["answer"] == result.answer == str(result).splitlines()[0]
+    assert set(document["best"]["speedup"]) == {"value", "low", "high"}
+    assert document["best"]["drop"]["high"] == 0.002
+    assert document["candidates"]
+    names = [each["name"] for each in document["front"]]
+    assert document["best"]["name"] in names
+    receipt = qk.receipt(result.file).receipt
+    assert receipt is not None
+    assert receipt["search"]["best"] == document["best"]["name"]
+    assert str(tmp_path) not in json.dumps(receipt)
+    assert (
+        len(checked) == len(set(checked)) >= 1
+    )  # slower candidates than the best one within the bound are not checked
+    assert len(checked) < len(result.choices)
+    with qk.open_session(result.file, "openvino") as session:
+        assert len(session.run({session.inputs[0].name: np.zeros((1, 16, 16, 1), np.float32)})) == 1
+
+
+def test_no_file_beyond_the_bound_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, int8_is_fast, drop=0.006)
+    result = qk.optimize("digits", DATA, runtimes=["openvino"], max_drop=0.01)
+    assert result.is_float
+    assert result.answer.startswith("keep the float model: use digits.optimized.onnx in OpenVINO")
+    assert any("int8" in name and "at most 0.0120" in reason for name, reason in result.reasons)
+
+
+def test_a_slow_int8_file_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = script(monkeypatch, lambda candidate: 1.0 if candidate.label == "float32" else 1.2)
+    result = qk.optimize("digits", DATA, runtimes=["onnxruntime"])
+    assert result.is_float
+    assert checked == []
+
+
+def test_runtimes_that_cannot_catch_up_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, lambda each: int8_is_fast(each) * (9 if each.settings.runtime == "onnxruntime" else 1))
+    result = qk.optimize("digits", DATA, runtimes=RUNTIMES)
+    assert "cannot catch up" in result.skipped["int8, form for ONNX Runtime"]
+
+
+def test_a_broken_runtime_is_not_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, lambda each: np.inf if each.settings.runtime == "openvino" else int8_is_fast(each))
+    result = qk.optimize("digits", DATA, runtimes=RUNTIMES)
+    assert result.best.candidate.settings.runtime == "onnxruntime"
+    script(monkeypatch, lambda _: np.inf)
+    with pytest.raises(QuantkitError, match="no runtime runs the float model: it is broken"):
+        qk.optimize("digits", DATA, runtimes=RUNTIMES)
+
+
+def test_any_budget_gives_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, int8_is_fast)
+    result = qk.optimize("digits", DATA, runtimes=["openvino"], time_budget=0.5, output=tmp_path / "m.onnx")
+    assert result.is_float
+    assert result.file.exists()
+    assert "time budget" in " ".join(result.skipped.values())
+
+
+@pytest.mark.parametrize("step", ["_check_drops", "_finals", "_measure_again"])
+def test_an_interrupt_keeps_the_best_so_far_and_resumes(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, int8_is_fast)
+    quantize, built = search.quantize, list[Any]()
+
+    def build(*args: Any, **options: Any) -> Any:
+        built.append(1)
+        return quantize(*args, **options)
+
+    monkeypatch.setattr(search, "quantize", build)
+    arguments: dict[str, Any] = {"runtimes": ["openvino"], "resume": tmp_path / "state.json"}
+    with monkeypatch.context() as patch:
+        calls = list[Any]()
+        original = getattr(search.FileSearch, step)
+
+        def interrupt(*args: Any) -> Any:
+            calls.append(1)
+            if step == "_check_drops" and len(calls) == 1:
+                return original(*args)
+            raise KeyboardInterrupt
+
+        patch.setattr(search.FileSearch, step, interrupt)
+        with pytest.raises(OptimizationInterrupted) as error:
+            qk.optimize("digits", DATA, output=tmp_path / "m", **arguments)
+    partial = error.value.optimization
+    assert not partial.is_complete
+    assert qk.receipt(tmp_path / "m.onnx").matches
+    assert ("int8" in partial.best.name) == (step != "_check_drops")
+    assert len(built) == 1
+    result = qk.optimize("digits", DATA, output=tmp_path / "m", **arguments)
+    assert result.is_complete
+    assert "int8" in result.best.name
+    assert len(built) == 1  # the file of the interrupted search is used
+    with pytest.raises(UsageError, match="another model"):
+        qk.optimize("digits", DATA, max_drop=0.2, **arguments)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"schema": "quantkit.optimize_state/1"}', "no JSON"])
+def test_a_broken_state_is_an_input_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(InputError, match=r"state\.json"):
+        qk.optimize("digits", DATA, runtimes=["onnxruntime"], resume=tmp_path / "state.json")
+
+
+def test_a_state_cannot_name_files_of_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, int8_is_fast)
+    state = tmp_path / "state.json"
+    qk.optimize("digits", DATA, runtimes=["openvino"], resume=state)
+    document = json.loads(state.read_text())
+    outside = tmp_path / "outside.onnx"
+    outside.write_bytes(b"secret")
+    for form in document["forms"]:
+        form["file"] = "../outside.onnx"
+    state.write_text(json.dumps(document))
+    result = qk.optimize("digits", DATA, runtimes=["openvino"], resume=state)
+    assert result.file.read_bytes() != b"secret"
+
+
+def test_fixed_sizes_are_candidates_of_dynamic_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnx import save
+    from varying_sizes import CONSTANTS, FLOAT, IMAGES, STEM, make_model
+
+    model = tmp_path / "dynamic.onnx"
+    save(make_model(STEM, [("x", FLOAT, ["n", 3, 16, 16])], [("r", FLOAT, None)], CONSTANTS), model)
+    np.savez(tmp_path / "data.npz", x=IMAGES)
+    script(monkeypatch, lambda each: int8_is_fast(each) * (0.5 if "fixed" in each.label else 1))
+    result = qk.optimize(model, tmp_path / "data.npz", runtimes=["openvino"], task="regression")
+    assert result.best.name.endswith("fixed sizes in OpenVINO")
+    graph = qk.load(result.file).graph
+    assert str(graph[graph.inputs[0].node].attrs["shape"]) == "1x3x16x16"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "m.keras"}, "cannot write"),
+        ({"precisions": ["int4"]}, "int4"),
+        ({"precisions": []}, "no precision"),
+        ({"runtimes": ["nonsense"]}, "nonsense"),
+        ({"objective": "beauty"}, "beauty"),
+        ({"max_drop": 2}, "max_drop"),
+    ],
+)
+def test_wrong_arguments_are_usage_errors(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        qk.optimize("digits", DATA, **options)
+
+
+def test_too_few_samples_cannot_be_checked() -> None:
+    with pytest.raises(UsageError, match="too few"):
+        qk.optimize("digits", np.zeros((2, 16, 16, 1), np.float32))
+
+
+def test_the_command_writes_the_same_bytes_and_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(monkeypatch, int8_is_fast)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["optimize", "digits", "-o", "a.onnx", "--data", str(DATA), "--runtimes", "openvino"]
+    assert main([*arguments, "--json", "--html", "page.html"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "quantkit.optimize/1"
+    page = (tmp_path / "page.html").read_text()
+    assert document["answer"] in page
+    qk.optimize("digits", DATA, runtimes="openvino", output="b.onnx")
+    assert qk.receipt("a.onnx").matches
+    first, second = (qk.load(tmp_path / name).graph for name in ("a.onnx", "b.onnx"))
+    assert first.nodes == second.nodes
+
+
+def test_the_smallest_file_is_an_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, int8_is_fast)
+    result = qk.optimize("digits", DATA, runtimes=RUNTIMES, objective="size")
+    sizes = [each.form.num_bytes for each in result.choices]
+    assert result.best.form.num_bytes == min(sizes)
