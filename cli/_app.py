@@ -31,7 +31,7 @@ BUG = 70
 
 # The summary of each command is here, so that `quantkit --help` imports none of them.
 COMMANDS = {
-    "optimize": "find the fastest file, runtime and settings inside an accuracy bound",
+    "optimize": "find the fastest file and settings inside an accuracy bound",
     "transform": "rewrite a graph with a recipe of transforms",
     "quantize": "quantize a model to int8, and report accuracy and latency",
     "receipt": "print how a quantized file was made, and check it",

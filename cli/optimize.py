@@ -6,6 +6,7 @@ from quantkit.data import DATA_KINDS
 from quantkit.evaluation.tasks import TASKS
 from quantkit.formats import check_outputs
 from quantkit.optimize import Optimization, OptimizationInterrupted, optimize
+from quantkit.optimize.deployment import SERVERS
 from quantkit.optimize.page import save_page
 from quantkit.optimize.verb import DEFAULT_PRECISIONS, MAX_DROP, OBJECTIVES, PRECISIONS, TIME_BUDGET
 from quantkit.quantization.workflow.options import CALIBRATION_LIMIT
@@ -30,6 +31,7 @@ EXAMPLES = (
     "quantkit optimize graph.pb -o graph.best.onnx --data images/ --held-out validation/ --max-drop 0.005",
     "quantkit optimize graph.pb -o graph.best --data images/ --objective throughput --runtimes onnxruntime,openvino",
     "quantkit optimize graph.pb -o graph.best --data images/ --resume graph.search.json --html graph.html",
+    "quantkit optimize graph.pb -o graph.best.onnx --data images/ --deploy served --server triton",
 )
 
 
@@ -108,6 +110,15 @@ def _add_search(parser: ArgumentParser) -> None:
         help=f"maximum number of samples that calibrate (default: {CALIBRATION_LIMIT})",
     )
     parser.add_argument("--seed", type=parse_natural, default=0, help="seed of the measurements (default: 0)")
+    parser.add_argument(
+        "--deploy", metavar="FOLDER", help="write a folder that serves the best file, with a client that checks it"
+    )
+    parser.add_argument(
+        "--server",
+        metavar=f"{{{','.join(SERVERS.objects())}}}",
+        default="python",
+        help="server of --deploy, which limits runtimes and formats (default: python)",
+    )
     parser.add_argument("--html", metavar="PAGE", help="write a page with the front, all candidates, and the reasons")
 
 

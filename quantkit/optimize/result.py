@@ -16,6 +16,7 @@ from quantkit.formats import SUFFIXES, check_target
 from quantkit.formats.files import write_whole
 from quantkit.formats.sizes import format_size
 from quantkit.formats.temporary import OwnedFolder
+from quantkit.optimize.deployment import Deployment, deploy
 from quantkit.optimize.drop import samples_for
 from quantkit.optimize.search import EXACT, MOST_DROPS, Choice, Goal, name_of
 from quantkit.optimize.state import CandidateTrial
@@ -136,6 +137,33 @@ class Optimization:
             content = self.file.read_bytes()
             write_whole(output, lambda file: file.write(content))
         return output
+
+    @public
+    def deploy(self, folder: str | os.PathLike[str], server: str = "python", *, name: str | None = None) -> Path:
+        """Write a folder that serves the best file with its settings: see `quantkit.optimize.deployment.deploy`.
+
+        Args:
+            folder: output folder; it does not exist or is empty.
+            server: ``triton``, ``openvino-model-server``, ``kserve`` or ``python``.
+            name: name of the model in the server (default: the name of the file).
+
+        Raises:
+            UsageError: the server is unknown or does not run this file in this runtime, or the folder is not empty.
+            InputError: the folder cannot be written.
+        """
+        settings = self.best.candidate.settings
+        return deploy(
+            Deployment(
+                self.file,
+                name or self.file.name.partition(".")[0],
+                settings.runtime,
+                settings.options,
+                settings.streams,
+                settings.environment,
+            ),
+            folder,
+            server,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``quantkit optimize --json``."""

@@ -29,7 +29,9 @@ from quantkit.benchmark.sweep.state import SweepState
 from quantkit.cores import cpu_flags
 from quantkit.data import Dataset
 from quantkit.errors import QuantkitError
+from quantkit.formats.kinds import kind_of
 from quantkit.model import Model, load
+from quantkit.optimize.deployment import SERVERS
 from quantkit.optimize.drop import Drop, measure_drop
 from quantkit.optimize.forms import FIXED, Int8Form, Sizes, fix_sizes, int8_form, int8_forms
 from quantkit.optimize.state import CandidateTrial, Form, SearchState
@@ -80,6 +82,7 @@ class Goal:
         runtimes: names of the runtimes that may be used.
         suffix: suffix of the output; empty for any.
         seed: seed of the measurements.
+        server: name of the server that is to run the file; empty for any.
     """
 
     objective: str
@@ -88,6 +91,7 @@ class Goal:
     runtimes: tuple[str, ...]
     suffix: str
     seed: int
+    server: str = ""
 
 
 @dataclass(frozen=True)
@@ -249,8 +253,13 @@ class FileSearch:
         return [
             replace(each, settings=replace(each.settings, streams=streams))
             for each in form.candidates(precisions)
-            if _has_arithmetic(each)
+            if _has_arithmetic(each) and self._is_served(each)
         ]
+
+    def _is_served(self, candidate: Candidate) -> bool:
+        """Return True if the server of the goal, if there is one, runs the file of a candidate in its runtime."""
+        server = self.goal.server
+        return not server or SERVERS.find(server).runs(candidate.settings.runtime, kind_of(candidate.path))
 
     def _fix_sizes(self, form: Form) -> Iterator[Form]:
         """Yield the form with fixed sizes, if that is another file."""

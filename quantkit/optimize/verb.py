@@ -34,10 +34,11 @@ from quantkit.data.preprocessing import ColorOrder
 from quantkit.distribution import NAME
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.evaluation.tasks import Score, find_task
-from quantkit.formats import check_distinct, check_target
+from quantkit.formats import check_distinct, check_folder, check_target
 from quantkit.formats.temporary import OwnedFolder
 from quantkit.model import Model
 from quantkit.model.loading import fix_input_shapes
+from quantkit.optimize.deployment import SERVERS
 from quantkit.optimize.forms import Sizes, float_forms, has_dynamic_sizes, metadata_of_file, sample_sizes, write_form
 from quantkit.optimize.result import Optimization, OptimizationInterrupted, format_suffix
 from quantkit.optimize.search import FEATURES, Choice, FileSearch, Goal, name_of
@@ -75,6 +76,8 @@ def optimize(
     precisions: str | Iterable[str] = DEFAULT_PRECISIONS,
     time_budget: float | str = TIME_BUDGET,
     resume: PathLike | None = None,
+    deploy: PathLike | None = None,
+    server: str = "python",
     output: PathLike | None = None,
     limit: int = CALIBRATION_LIMIT,
     labels: PathLike | None = None,
@@ -114,6 +117,9 @@ def optimize(
         precisions: precisions that may be used: ``float32``, ``bfloat16``, ``float16``, ``int8``.
         time_budget: time limit in seconds, or a text such as ``10m``; the best file so far is the result.
         resume: file for the finished work, with a folder for the built files next to it; the same call resumes.
+        deploy: write a folder that serves the best file: see `Optimization.deploy`.
+        server: server of the folder, ``triton``, ``openvino-model-server``, ``kserve`` or ``python``, which limits the
+            runtimes and formats.
         output: file to write at the end; its suffix limits the formats, without a suffix that of
             the best file is added.
         limit: maximum number of samples that calibrate.
@@ -136,9 +142,9 @@ def optimize(
     require_positive(limit=limit)
     require_natural(seed=seed)
     require_flag(random_weights=random_weights, offline=offline)
-    require_text(**without_none(signature=signature))
+    require_text(server=server, **without_none(signature=signature))
     require_names(precisions=precisions, **without_none(runtimes=runtimes, inputs=inputs, outputs=outputs, tags=tags))
-    require_path(**without_none(resume=resume, output=output, labels=labels, checkpoint=checkpoint))
+    require_path(**without_none(resume=resume, output=output, labels=labels, checkpoint=checkpoint, deploy=deploy))
     require_callable(on_progress=on_progress, on_message=on_message)
     start, budget = monotonic(), parse_duration(time_budget, "time_budget")
     output_path = None if output is None else expand_user(output)
@@ -149,6 +155,7 @@ def optimize(
         _check_runtimes(runtimes),
         _check_output(output_path),
         seed,
+        _check_server(deploy, server),
     )
     check_distinct({"--output": output_path, "--resume": resume}, {"the model": model, "--data": data})
     options = Options(
@@ -213,7 +220,10 @@ def optimize(
             raise
         result = _conclude(search, float_model, output_path, folder)
         raise OptimizationInterrupted(result) from None
-    return _conclude(search, float_model, output_path, folder)
+    result = _conclude(search, float_model, output_path, folder)
+    if deploy is not None:
+        result.deploy(deploy, server)
+    return result
 
 
 def _check_precisions(value: str | Iterable[str]) -> tuple[str, ...]:
@@ -235,6 +245,19 @@ def _check_runtimes(value: str | Iterable[str] | None) -> tuple[str, ...]:
                 raise UsageError(f"{name} is not available: {availability.detail}", hint="quantkit doctor lists all")
         return names
     return tuple(name for name, each in all_runtimes().items() if name != REFERENCE and each.available().ok)
+
+
+def _check_server(folder: PathLike | None, server: str) -> str:
+    """Return the name of the server; empty without a folder to write.
+
+    Raises:
+        UsageError: the server is unknown, or the folder has files.
+    """
+    name = SERVERS.find(server).name
+    if folder is None:
+        return ""
+    check_folder(expand_user(folder))
+    return name
 
 
 def _check_output(output: Path | None) -> str:

@@ -233,6 +233,19 @@ def test_the_command_writes_the_same_bytes_and_a_page(
     assert first.nodes == second.nodes
 
 
+def test_a_server_limits_the_runtimes_and_gets_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, lambda each: int8_is_fast(each) * (0.1 if each.settings.runtime == "onnxruntime" else 1))
+    arguments: dict[str, Any] = {"deploy": tmp_path / "served", "server": "openvino-model-server"}
+    result = qk.optimize("digits", DATA, runtimes=RUNTIMES, **arguments)
+    assert result.best.candidate.settings.runtime == "openvino"
+    assert (tmp_path / "served" / "models" / "config.json").exists()
+    assert qk.receipt(next((tmp_path / "served").rglob("model.onnx"))).matches
+    with pytest.raises(UsageError, match="served"):
+        qk.optimize("digits", DATA, **arguments)  # the folder has files
+    with pytest.raises(UsageError, match="is not a server"):
+        qk.optimize("digits", DATA, server="tritton")
+
+
 def test_the_smallest_file_is_an_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, int8_is_fast)
     result = qk.optimize("digits", DATA, runtimes=RUNTIMES, objective="size")
