@@ -292,6 +292,11 @@ class Graph(Mapping[str, Node]):
         return tuple({use.node.name: use.node for use in uses if use.slot >= 0}.values())
 
     @cached_property
+    def analyses(self) -> dict[str, Any]:
+        """Results of analyses of this graph, by the name of the analysis: each is computed once."""
+        return {}
+
+    @cached_property
     def endpoint_names(self) -> frozenset[str]:
         """Names of the nodes of graph inputs and outputs; transforms keep these names."""
         return frozenset(edge.node for edge in (*self.inputs, *self.outputs))

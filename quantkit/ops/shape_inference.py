@@ -19,6 +19,8 @@ from quantkit.ops.size_inference import Sizes
 from quantkit.ops.tensorflow import shapes as tensorflow_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
+# Name of the shapes in `Graph.analyses`.
+SHAPES = "shapes"
 COMPUTED_OPS = SIZE_OPS | size_inference.RULES.keys()
 # Input index of the output shape.
 SHAPE_INPUTS = {"Reshape": 1, "Fill": 0, "BroadcastTo": 1, "Conv2DBackpropInput": 0}
@@ -38,7 +40,7 @@ class Inference(NamedTuple):
 
 @public
 def infer_shapes(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Mapping[Edge, Shape]:
-    """Infer the shapes of all edges.
+    """Infer the shapes of all edges, once for each graph unless the file states shapes.
 
     Args:
         graph: graph of either dialect.
@@ -47,7 +49,12 @@ def infer_shapes(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None)
     Raises:
         GraphError: the nodes form a cycle.
     """
-    return infer(graph, known_shapes).shapes
+    if known_shapes:
+        return infer(graph, known_shapes).shapes
+    if SHAPES not in graph.analyses:
+        graph.analyses[SHAPES] = infer(graph).shapes
+    shapes: Mapping[Edge, Shape] = graph.analyses[SHAPES]
+    return shapes
 
 
 def infer(graph: Graph, known_shapes: Mapping[Edge, Shape] | None = None) -> Inference:

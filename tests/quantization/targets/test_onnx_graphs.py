@@ -364,6 +364,32 @@ def test_invalid_nodes_stay_float(op: str, constants: list[np.ndarray], weights_
     assert onnx_format.encode(convert(prepared, plan, Ranges({})))
 
 
+@pytest.mark.parametrize(
+    "attrs",
+    [{"strides": [2]}, {"strides": 2}, {"group": 3}, {"group": 0}, {"pads": [1, 1]}, {"dilations": [1, 1, 1]}],
+)
+def test_invalid_transposed_convolutions_stay(attrs: dict[str, Any]) -> None:
+    network = Network(*IMAGE)
+    network.add("ConvTranspose", "x", network.weights(8, 4, 2, 2), name="y", **attrs)
+    graph = helper.make_graph(network.nodes, "invalid", [], [], network.constants)
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y")]
+    graph.input.append(info[0])
+    graph.output.append(info[1])
+    prepared = prepare(load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])), Scheme())
+    assert prepared["y"].op == "ConvTranspose"
+
+
+@pytest.mark.parametrize("equation", ["nchw,cd->ndhw", "nchw,cdk->ndhw", "nchw"])
+def test_invalid_einsums_stay(equation: str) -> None:
+    network = Network(*IMAGE)
+    y = network.add("Einsum", "x", network.weights(8), equation=equation)
+    graph = helper.make_graph(network.nodes, "invalid", [], [], network.constants)
+    graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, IMAGE))
+    graph.output.append(helper.make_tensor_value_info(y, TensorProto.FLOAT, None))
+    prepared = prepare(load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])), Scheme())
+    assert prepared[y].op == "Einsum"
+
+
 def test_second_operand_of_a_product_is_signed() -> None:
     network = Network(*ROWS)
     key = network.add("Transpose", network.add("Tanh", "x"), perm=[0, 2, 1])

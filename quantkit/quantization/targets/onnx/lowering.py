@@ -8,7 +8,6 @@ All forms compute the same products and sums.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -36,10 +35,9 @@ def lower_layers(graph: Graph, *, splits_kernels: bool) -> Graph:
     }
     draft = Draft(graph)
     for node in graph.nodes.values():
-        if node.op in rules:
-            with suppress(IndexError, ValueError, TypeError):  # the runtime reports an invalid node with more detail
-                if nodes := rules[node.op](graph, node):
-                    draft.replace(node.name, *nodes)
+        has_operands = len(node.inputs) > WEIGHTS_INDEX and all(edge.node for edge in node.inputs[:2])
+        if node.op in rules and has_operands and (nodes := rules[node.op](graph, node)):
+            draft.replace(node.name, *nodes)
     return _separate_weights(draft.graph())
 
 
@@ -71,12 +69,15 @@ def _lower_transposed_convolution(graph: Graph, node: Node, *, splits_kernels: b
     attrs: Any = node.attrs
     if weights is None or weights.dtype is not DType.FLOAT or attrs.get("output_shape"):
         return []
-    kernel = weights.shape[2:]
+    kernel, group = weights.shape[2:], attrs.get("group", 1)
     steps_of_one = (1,) * len(kernel)
-    strides, dilations = tuple(attrs.get("strides", steps_of_one)), tuple(attrs.get("dilations", steps_of_one))
-    pads, group = tuple(attrs.get("pads", (0, 0) * len(kernel))), attrs.get("group", 1)
-    is_padded = any(attrs.get("output_padding", ())) or attrs.get("auto_pad", b"NOTSET") != b"NOTSET"
-    if is_padded:
+    strides, dilations = attrs.get("strides", steps_of_one), attrs.get("dilations", steps_of_one)
+    pads, padding = attrs.get("pads", (0, 0) * len(kernel)), attrs.get("output_padding", ())
+    lists = ((strides, len(kernel)), (dilations, len(kernel)), (pads, 2 * len(kernel)))
+    # The runtime reports an invalid node with more detail.
+    is_valid = kernel and all(isinstance(sizes, tuple) and len(sizes) == rank for sizes, rank in lists)
+    is_padded = padding not in ((), (0,) * len(kernel)) or attrs.get("auto_pad", b"NOTSET") != b"NOTSET"
+    if is_padded or not is_valid or group not in range(1, weights.shape[0] + 1) or weights.shape[0] % group:
         return []
     if strides == steps_of_one:
         spans = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)] * 2
@@ -121,15 +122,16 @@ def _split_positions(graph: Graph, node: Node, weights: Array, bias: Array | Non
 def _lower_einsum(graph: Graph, node: Node) -> list[Node]:
     """Return the nodes that replace an Einsum; empty if it is not a matrix product."""
     equation = node.attrs.get("equation")
-    text = equation.decode().replace(" ", "") if isinstance(equation, bytes) else ""
+    text = equation.decode(errors="replace").replace(" ", "") if isinstance(equation, bytes) else ""
     operands, arrow, result = text.partition("->")
     left, comma, right = operands.partition(",")
-    is_plain = arrow and comma and "." not in text and "," not in right
+    is_plain = len(node.inputs) == 2 and arrow and comma and "." not in text and "," not in right
     if not is_plain or any(len(set(letters)) < len(letters) for letters in (left, right, result)):
         return []
     weights = graph.constant_of(node.inputs[1])
     if weights is not None and weights.dtype is DType.FLOAT:
-        return list(_project(graph, node, left, right, result, weights.array))
+        is_valid = len(right) == len(weights.shape)
+        return list(_project(graph, node, left, right, result, weights.array)) if is_valid else []
     return list(_multiply(graph, node, left, right, result))
 
 
