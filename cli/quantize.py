@@ -84,10 +84,21 @@ def _add_scheme(parser: ArgumentParser) -> None:
         "--plan", metavar="FILE", help="read the quantization plan from this file instead of computing it"
     )
     parser.add_argument(
-        "--save-plan", metavar="FILE", help="write the quantization plan, with the reason of each float fallback"
+        "--save-plan",
+        metavar="FILE",
+        help="write the quantization plan, with precision and reason of each layer",
     )
     parser.add_argument("--ranges", metavar="FILE", help="read the ranges from this file instead of calibrating")
     parser.add_argument("--save-ranges", metavar="FILE", help="write the calibrated ranges")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="print the precision of each layer by reason, and the steps of the recipe",
+    )
+    parser.add_argument("--trace", metavar="FILE", help="write a trace of the recipe: .json, or .html with both graphs")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare the float outputs before and after each step of the recipe"
+    )
     parser.add_argument("--recipe", help="recipe that prepares the float graph (default: the card's, else inference)")
 
 
@@ -169,6 +180,6 @@ def run(args: Namespace) -> int:
         result = quantize(
             **options_of(quantize, args), on_progress=on_progress, on_message=lambda message: log(args, message)
         )
-    emit(args, result)
+    emit(args, result, f"{result}\n\n{result.explain(verbose=args.verbose)}" if args.explain else None)
     result.report.require_max_drop()
     return 0

@@ -11,7 +11,7 @@ Every measurement is saved in a state file, if one is given, so that an interrup
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,8 +20,11 @@ from quantkit.errors import InputError
 from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.progress import OnProgress, Progress, ignore_progress
+from quantkit.quantization.precision.decision import ErrorPrediction
 
 SCHEMA = "quantkit.fallback/2"
+# Quantity of a drop: agreement with the float model, top-1, or error of the outputs and loss of a task's metric.
+AGREEMENT, TOP1, ERROR = "agreement", "top1", "error"
 # Fraction of the time budget for sensitivities: the rest is needed to choose among the measured layers.
 SENSITIVITY_FRACTION = 0.6
 
@@ -34,14 +37,16 @@ class Loss:
         drop: fraction of top-1 accuracy lost if labels are known, else of disagreement with the float model; the error
             of outputs other than class scores.
         kl_divergence: mean KL(float || quantized), in nats.
+        kind: quantity of the drop.
     """
 
     drop: float
     kl_divergence: float
+    kind: str = field(default=AGREEMENT, compare=False)
 
     def minus(self, other: "Loss") -> "Loss":
         """Return the difference of both values."""
-        return Loss(self.drop - other.drop, self.kl_divergence - other.kl_divergence)
+        return replace(self, drop=self.drop - other.drop, kl_divergence=self.kl_divergence - other.kl_divergence)
 
 
 # Function that returns the loss with these layers in float and all others in int8.
@@ -77,6 +82,7 @@ class Fallback:
         layers: all layers, the most sensitive first.
         is_reached: True if the drop is within the limit.
         is_complete: True if the search ended within its time budget.
+        prediction: predicted errors that ranked the layers; None if they were not needed or not available.
     """
 
     keep_float: frozenset[str]
@@ -85,6 +91,7 @@ class Fallback:
     layers: tuple[LayerSensitivity, ...]
     is_reached: bool
     is_complete: bool
+    prediction: ErrorPrediction | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""

@@ -18,16 +18,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+from quantkit.arguments import without_none
 from quantkit.errors import InputError
 from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.roles import find_roles
+from quantkit.quantization.precision.decision import INT8, Decision
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
 
-SCHEMA = "quantkit.plan/2"
+SCHEMA = "quantkit.plan/3"
 HINT = "write a plan with quantkit quantize --save-plan FILE"
 # Types of the values of a plan file; `Scheme.from_json` checks those of the scheme.
 _STRUCTURE = {
@@ -36,7 +38,7 @@ _STRUCTURE = {
     "groups": [[str]],
     "patterns": [{str: str}],
     "pass_through": [str],
-    "float_fallbacks": {str: str},
+    "decisions": [{"unit": str, "precision": str, "reason": str, "source": str}],
     "observed": [str],
 }
 # Reason of a fallback whose constants cannot be quantized.
@@ -113,8 +115,8 @@ class Plan:
         groups: sets of edges with a common range.
         patterns: fused patterns in execution order.
         pass_through: nodes that keep the quantization parameters of their input, in execution order.
-        float_fallbacks: reason of each node that stays float; with `Scheme.weights_only`, of each layer whose weights
-            stay float.
+        decisions: precision of each fused pattern, pass-through node and float node that computes; with
+            `Scheme.weights_only`, of each node with weights.
         edges: observed edges in execution order, which determine the ranges of all edges.
         graph: digest of the float graph, from `quantkit.quantization.ranges.graph_digest`; may be empty.
     """
@@ -125,9 +127,19 @@ class Plan:
     groups: tuple[frozenset[Edge], ...]
     patterns: tuple[FusedPattern, ...]
     pass_through: tuple[str, ...]
-    float_fallbacks: Mapping[str, str]
+    decisions: tuple[Decision, ...]
     edges: tuple[Edge, ...]
     graph: str = ""
+
+    @cached_property
+    def float_decisions(self) -> Mapping[str, Decision]:
+        """Decision about each node that is not int8, by name."""
+        return {decision.unit: decision for decision in self.decisions if decision.precision != INT8}
+
+    @cached_property
+    def float_fallbacks(self) -> Mapping[str, str]:
+        """Reason of each node that stays float; with `Scheme.weights_only`, of each layer whose weights stay float."""
+        return {name: decision.reason for name, decision in self.float_decisions.items()}
 
     @cached_property
     def pattern_of(self) -> Mapping[str, FusedPattern]:
@@ -178,7 +190,7 @@ class Plan:
         Raises:
             InputError: a node is missing, or a pattern does not fit the graph.
         """
-        names = [*self.pattern_of, *self.weights, *self.pass_through, *self.float_fallbacks]
+        names = [*self.pattern_of, *self.weights, *self.pass_through, *(decision.unit for decision in self.decisions)]
         names += [edge.node for edge in self.activations]
         for name in names:
             if name not in graph:
@@ -210,7 +222,7 @@ class Plan:
             "scheme": self.scheme.to_json(),
             "patterns": [pattern.to_json() for pattern in self.patterns],
             "pass_through": list(self.pass_through),
-            "float_fallbacks": dict(self.float_fallbacks),
+            "decisions": [without_none(**decision.to_json()) for decision in self.decisions],
             "activations": {edge.reference: str(spec) for edge, spec in self.activations.items()},
             "weights": {name: str(spec) for name, spec in self.weights.items()},
             "groups": [sorted(edge.reference for edge in group) for group in self.groups],
@@ -239,7 +251,7 @@ class Plan:
                 tuple(frozenset(map(Edge.parse, group)) for group in document["groups"]),
                 tuple(map(FusedPattern.from_json, document["patterns"])),
                 tuple(document["pass_through"]),
-                dict(document["float_fallbacks"]),
+                tuple(Decision(**decision) for decision in document["decisions"]),
                 tuple(map(Edge.parse, document["observed"])),
                 str(document.get("graph", "")),
             )

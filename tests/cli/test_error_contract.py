@@ -142,7 +142,7 @@ def test_damaged_ranges(path: tuple[str, ...], value: Any, model: Path, capsys: 
         ("weights", []),
         ("groups", [[1]]),
         ("pass_through", "product"),
-        ("float_fallbacks", {"product": None}),
+        ("decisions", [{"unit": "product", "precision": "float", "reason": None, "source": "op"}]),
         ("observed", [None]),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_plan_may_name_only_nodes_of_the_graph(model: Path, capsys: pytest.Cap
     assert main(["quantize", str(model), "-o", str(out), *flags, "--save-plan", str(plan)]) == 0
     capsys.readouterr()
     document = json.loads(plan.read_text())
-    document["float_fallbacks"]["gone"] = "no reason"
+    document["decisions"][0]["unit"] = "gone"
     plan.write_text(json.dumps(document))
     code, text = run(capsys, "quantize", model, "-o", out, *flags, "--plan", plan)
     assert code == 3

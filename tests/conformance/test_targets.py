@@ -158,12 +158,12 @@ def test_a_scheme_that_the_target_does_not_support_is_rejected(target: Target) -
 
 def test_layers_are_quantized_and_the_rest_has_a_reason(case: Case, target: Target) -> None:
     plan, ranges, graph = quantize_case(case, target)
-    reasons = target.float_reasons(case.graph, plan, ranges)
+    reasons = target.missing_kernels(case.graph, plan, ranges)
     assert len(plan.patterns) - len(reasons) >= 5
     assert set(reasons) <= {*plan.pattern_of, *plan.pass_through}
     assert all({**plan.float_fallbacks, **reasons}.values())
     assert graph.dialect == target.dialect
-    counts = census(case.graph, plan, ranges, graph)
+    counts = census(case.graph, plan, graph)
     assert counts.int8_fraction > 0.8
     assert counts.boundaries >= 0
 

@@ -14,12 +14,13 @@ from quantkit.quantization.annotation.float_graph import FloatGraph
 from quantkit.quantization.annotation.node_annotation import NodeAnnotation
 from quantkit.quantization.annotation.target_graph import TargetGraph
 from quantkit.quantization.plan import Plan
+from quantkit.quantization.precision.decision import Decision
 from quantkit.quantization.scheme import Scheme
 
 
 @public
 def annotate(
-    graph: Graph, scheme: Scheme | None = None, *, float_nodes: Mapping[str, str] = MappingProxyType({})
+    graph: Graph, scheme: Scheme | None = None, *, float_nodes: Mapping[str, str | Decision] = MappingProxyType({})
 ) -> Plan:
     """Decide which tensors of a graph are quantized.
 
@@ -27,7 +28,8 @@ def annotate(
         graph: float graph with inputs and outputs; batch norms folded. A graph of the other dialect than that of the
             target is converted, and the plan is one of the converted graph.
         scheme: None for the default scheme of the target ``onnx``.
-        float_nodes: reasons of nodes that stay float, by name, in addition to ``keep_float`` of the scheme.
+        float_nodes: decisions about nodes that stay float, or their reasons, by name, in addition to ``keep_float`` of
+            the scheme.
 
     Raises:
         GraphError: the graph has no outputs.
@@ -53,7 +55,7 @@ def _plan(nodes: NodeAnnotation) -> Plan:
         edges.groups,
         patterns,
         tuple(pass_through),
-        nodes.float_fallbacks(patterns, pass_through),
+        nodes.decide_all(patterns, pass_through),
         edges.observed_edges(),
     )
 
@@ -61,5 +63,4 @@ def _plan(nodes: NodeAnnotation) -> Plan:
 def _weights_only_plan(nodes: NodeAnnotation) -> Plan:
     """Return a plan of `Scheme.weights_only`: weights are quantized, activations are not."""
     nodes.store_weights()
-    fallbacks = {name: reason for name, reason in nodes.reasons.items() if reason}
-    return Plan(nodes.scheme, {}, dict(nodes.weights), (), (), (), fallbacks, ())
+    return Plan(nodes.scheme, {}, dict(nodes.weights), (), (), (), tuple(nodes.decisions.values()), ())

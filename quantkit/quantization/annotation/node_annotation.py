@@ -13,6 +13,17 @@ from quantkit.quantization.annotation.float_graph import FloatGraph
 from quantkit.quantization.annotation.float_nodes import find_float_nodes
 from quantkit.quantization.bodies import find_body_layers, has_bodies
 from quantkit.quantization.plan import NOT_FINITE, FusedPattern
+from quantkit.quantization.precision.decision import (
+    COST,
+    ERROR,
+    FLOAT,
+    INT8,
+    KERNEL,
+    OP,
+    USER,
+    Decision,
+    as_decisions,
+)
 from quantkit.quantization.spec import Spec
 
 
@@ -21,19 +32,20 @@ class NodeAnnotation:
 
     Attributes:
         facts: the float graph.
-        reasons: reason of each float node that has a better one than its op type.
+        decisions: decision about each float node that has a better reason than its op type.
         weights: number format of the quantized weights constants, by name.
-        float_nodes: reason of each node that stays float by a decision of the caller or of the scheme.
+        float_nodes: decision about each node that the caller or the scheme keeps in float.
     """
 
-    def __init__(self, facts: FloatGraph, float_nodes: Mapping[str, str]) -> None:
+    def __init__(self, facts: FloatGraph, float_nodes: Mapping[str, str | Decision]) -> None:
         self.facts = facts
         self.graph, self.scheme, self.roles, self.nodes = facts.graph, facts.scheme, facts.roles, facts.nodes
         self.loop_nodes = find_loop_nodes(facts.graph)
-        self.reasons = dict.fromkeys(self.loop_nodes, "while loops of TensorFlow 1 stay float")
+        loops = dict.fromkeys(self.loop_nodes, "while loops of TensorFlow 1 stay float")
+        self.decisions = as_decisions(loops, OP)
         self.weights: dict[str, Spec] = {}
         stated = find_float_nodes(facts.graph, facts.scheme.keep_float)
-        self.float_nodes = {**float_nodes, **dict.fromkeys(stated, "the scheme keeps it in float")}
+        self.float_nodes = as_decisions({**float_nodes, **dict.fromkeys(stated, "the scheme keeps it in float")}, USER)
 
     def store_weights(self) -> None:
         """Decide which weights are stored in int8, for `Scheme.weights_only`."""
@@ -41,7 +53,8 @@ class NodeAnnotation:
             if node.op in self.roles.weights_ops and self._may_quantize(node):
                 slots = self.roles.weights_axes(self.graph, node)
                 reasons = [self._objection_to_storing(node.inputs[slot], axes) for slot, axes in slots.items()]
-                self.reasons[node.name] = next(filter(None, reasons), "")
+                reason = next(filter(None, reasons), "")
+                self._decide(node, reason or "constant float weights are stored in int8", OP, FLOAT if reason else INT8)
 
     def find_patterns(self) -> tuple[FusedPattern, ...]:
         """Return the fused patterns in topological order; layers without one get their reason."""
@@ -49,10 +62,10 @@ class NodeAnnotation:
         front_end = self._find_front_end()
         for node in self.nodes:
             if node.op in self.roles.layer_ops and self._may_quantize(node):
-                amplified = "a logarithm before other layers amplifies its errors" if node.name in front_end else ""
-                reason = amplified or self._objection(node) or self._bias_objection(node)
+                objections = self._objections(node, front_end)
+                reason, source = next((objection for objection in objections if objection[0]), ("", ""))
                 if reason:
-                    self.reasons[node.name] = reason
+                    self._decide(node, reason, source)
                 else:
                     patterns.append(self._with_bias(node))
         pattern_of_output = {pattern.output: pattern for pattern in patterns}
@@ -74,42 +87,49 @@ class NodeAnnotation:
                 continue
             inputs = self.roles.pass_through_inputs(self.graph, node, self.facts.shapes)
             if not inputs:
-                self.reasons[node.name] = "the attributes or inputs have no int8 form"
+                self._decide(node, "the attributes or inputs have no int8 form", OP)
             elif node.name not in needed:
-                self.reasons[node.name] = "no quantized consumer"
+                self._decide(node, "no quantized consumer", COST)
             elif self.facts.is_average(node) and self.scheme.float_global_pools and self.facts.is_global(node):
-                self.reasons[node.name] = "a global average costs little, and int8 would reduce its precision"
+                self._decide(node, "a global average costs little, and int8 would reduce its precision", ERROR)
             elif self.facts.is_activation(node) and not self._is_quantizable(inputs[0], inside):
-                self.reasons[node.name] = "the input is float"
+                self._decide(node, "the input is float", COST)
             elif node.op in self.roles.selection_ops and inputs[0].node not in int8_nodes:
-                self.reasons[node.name] = "the input is float, and may have a wider range than this part"
+                self._decide(node, "the input is float, and may have a wider range than this part", ERROR)
             elif node.op in self.roles.view_ops and self.facts.is_input(inputs[0]):
                 pass_through[node.name] = inputs
                 needed.add(inputs[0].node)
             elif node.op in self.roles.non_growing_ops and inputs[0].node not in int8_nodes | needed:
-                self.reasons[node.name] = "the input is float, and the output has no more values to quantize"
+                self._decide(node, "the input is float, and the output has no more values to quantize", COST)
             elif node.op in self.roles.elementwise_ops and not int8_nodes.issuperset(edge.node for edge in inputs):
-                self.reasons[node.name] = "an input is float"
+                self._decide(node, "an input is float", COST)
             elif reason := self.facts.missing_kernel(node):
-                self.reasons[node.name] = reason
+                self._decide(node, reason, KERNEL)
             else:
                 pass_through[node.name] = inputs
                 needed.update(edge.node for edge in inputs)
         return dict(reversed(pass_through.items()))
 
-    def float_fallbacks(
+    def decide_all(
         self, patterns: tuple[FusedPattern, ...], pass_through: Mapping[str, tuple[Edge, ...]]
-    ) -> dict[str, str]:
-        """Return the reason of each float node that computes."""
-        inside = _nodes_of(patterns)
-        return {
-            node.name: self.reasons.get(node.name)
-            or self._reason_of_bodies(node)
-            or self.roles.float_reasons.get(node.op)
-            or f"{node.op} has no int8 form"
-            for node in self._computing_nodes()
-            if node.name not in inside and node.name not in pass_through
-        }
+    ) -> tuple[Decision, ...]:
+        """Return the decision about each pattern and each other node that computes, in topological order."""
+        inside = {name: pattern for pattern in patterns for name in pattern.nodes}
+        for node in self._computing_nodes():
+            if pattern := inside.get(node.name):
+                if node.name == pattern.layer:
+                    ops = " + ".join(self.graph[name].op for name in pattern.nodes)
+                    self._decide(node, f"one int8 kernel computes {ops}", KERNEL, INT8)
+            elif node.name in pass_through:
+                self._decide(node, f"{node.op} between quantized tensors computes quantized values", OP, INT8)
+            elif node.name not in self.decisions:
+                op_reason = self.roles.float_reasons.get(node.op) or f"{node.op} has no int8 form"
+                self._decide(node, self._reason_of_bodies(node) or op_reason, OP)
+        names = (node.name for node in self._computing_nodes())
+        return tuple(self.decisions[name] for name in names if name not in inside or inside[name].layer == name)
+
+    def _decide(self, node: Node, reason: str, source: str, precision: str = FLOAT) -> None:
+        self.decisions[node.name] = Decision(node.name, precision, reason, source)
 
     def _reason_of_bodies(self, node: Node) -> str:
         """Return the reason of a node with layers in its subgraphs, or an empty string."""
@@ -121,10 +141,10 @@ class NodeAnnotation:
         if node.name in self.graph.input_names or node.name in self.loop_nodes:
             return False
         if not self.roles.is_valid(node):
-            self.reasons[node.name] = "a required input is missing"
+            self._decide(node, "a required input is missing", OP)
             return False
         if node.name in self.float_nodes:
-            self.reasons[node.name] = self.float_nodes[node.name]
+            self.decisions[node.name] = self.float_nodes[node.name]
             return False
         return True
 
@@ -143,24 +163,23 @@ class NodeAnnotation:
                 amplified.add(node.name)
         return amplified
 
-    def _objection(self, node: Node) -> str:
-        """Return why a layer cannot be quantized, or an empty string."""
-        if reason := self.roles.layer_objection(self.graph, node):
-            return reason
+    def _objections(self, node: Node, front_end: set[str]) -> Iterator[tuple[str, str]]:
+        """Yield reason and source of each cause of a layer in float, empty reasons too; the first one counts."""
+        if node.name in front_end:
+            yield "a logarithm before other layers amplifies its errors", ERROR
+        yield self.roles.layer_objection(self.graph, node), OP
         edge = node.inputs[WEIGHTS_INDEX]
         weights = self.graph.constant_of(edge)
         if weights is None:
-            return self.roles.product_objection(self.graph, node) or self.facts.missing_kernel(node)
-        return (
-            self.roles.weights_objection(self.graph, node, weights)
-            or self.facts.missing_kernel(node)
-            or self._objection_to_weights(
-                edge.node,
-                weights,
-                self.roles.weights_axes(self.graph, node)[WEIGHTS_INDEX],
-                self.roles.pair_axes(self.graph, node) if self.facts.limits_pairs else (),
-            )
-        )
+            yield self.roles.product_objection(self.graph, node), OP
+            yield self.facts.missing_kernel(node), KERNEL
+        else:
+            yield self.roles.weights_objection(self.graph, node, weights), OP
+            yield self.facts.missing_kernel(node), KERNEL
+            axes = self.roles.weights_axes(self.graph, node)[WEIGHTS_INDEX]
+            pair_axes = self.roles.pair_axes(self.graph, node) if self.facts.limits_pairs else ()
+            yield self._objection_to_weights(edge.node, weights, axes, pair_axes), OP
+        yield self._bias_objection(node), OP
 
     def _objection_to_storing(self, edge: Edge, axes: tuple[int, ...]) -> str:
         """Return why weights cannot be stored in int8, or an empty string."""
@@ -229,10 +248,10 @@ class NodeAnnotation:
         if value is None:
             return False
         if not np.isfinite(value.array).all():
-            self.reasons[node.name] = f"the constants {node.inputs[1 - slot].node} {NOT_FINITE}"
+            self._decide(node, f"the constants {node.inputs[1 - slot].node} {NOT_FINITE}", OP)
             return False
         if reason := self.facts.missing_kernel(node):
-            self.reasons[node.name] = reason
+            self._decide(node, reason, KERNEL)
             return False
         return self.roles.is_bias(self.graph, layer, value)
 
@@ -250,11 +269,11 @@ class NodeAnnotation:
         ]
         first, second = map(self.facts.shapes.get, add.inputs)
         if any(self.graph.constant_of(edge) for edge in add.inputs):
-            self.reasons[add.name] = "the added constant is not a layer's bias"
+            self._decide(add, "the added constant is not a layer's bias", KERNEL)
         elif not slots:
-            self.reasons[add.name] = "neither operand is a single-consumer layer output"
+            self._decide(add, "neither operand is a single-consumer layer output", KERNEL)
         elif reason := self.roles.sum_objection((first, second)) or self.facts.missing_kernel(add):
-            self.reasons[add.name] = reason
+            self._decide(add, reason, KERNEL)
         else:
             slot = max(slots, key=lambda slot: self.facts.position[add.inputs[slot].node])
             inner, summand = add.inputs[slot], add.inputs[1 - slot]

@@ -14,6 +14,7 @@ from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.annotation import annotate
 from quantkit.quantization.plan import FusedPattern, Plan
+from quantkit.quantization.precision.decision import Decision
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.scheme import Scheme
 
@@ -74,7 +75,7 @@ def plan_trained(
     graph: Graph,
     scheme: Scheme,
     trained: Mapping[Edge, Range],
-    float_nodes: Mapping[str, str] = MappingProxyType({}),
+    float_nodes: Mapping[str, str | Decision] = MappingProxyType({}),
 ) -> Plan:
     """Return a plan whose quantized edges all have trained ranges; the other layers stay float.
 

@@ -4,7 +4,7 @@ The table `costs.toml` has the constants. Decisions by the table do not depend o
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -52,19 +52,23 @@ def predict_costs(graph: Graph, plan: Plan, shapes: Mapping[Edge, Shape], runtim
         shapes: shapes of one sample.
         runtimes: names of the runtimes that shall run the model.
     """
-    constants = [_constants().get(name, _constants()[DEFAULT]) for name in runtimes] or [_constants()[DEFAULT]]
-
-    def mean(precision: str, macs: int, values: int) -> float:
-        times = (row[precision]["mac"] * macs + row[precision]["value"] * values + row["call"] for row in constants)
-        return float(NANOSECOND * sum(times) / len(constants))
-
-    layers = {}
-    for pattern in plan.patterns:
-        macs = count_macs_of_run(graph, graph[pattern.layer], shapes) or 0
-        values = _count_values(shapes, Edge(pattern.layer))
-        layers[pattern.layer] = LayerTime(mean("int8", macs, values), mean("float", macs, values))
-    boundaries = {edge: mean("boundary", 0, _count_values(shapes, edge)) for edge in plan.activations}
+    runtimes = tuple(runtimes)
+    layers = {pattern.layer: predict_layer_time(graph, pattern.layer, shapes, runtimes) for pattern in plan.patterns}
+    boundaries = {edge: _mean(runtimes, "boundary", 0, _count_values(shapes, edge)) for edge in plan.activations}
     return CostModel(layers, boundaries)
+
+
+def predict_layer_time(graph: Graph, layer: str, shapes: Mapping[Edge, Shape], runtimes: Collection[str]) -> LayerTime:
+    """Return the times of a layer by the table, the mean over runtimes; see `predict_costs`."""
+    macs, values = count_macs_of_run(graph, graph[layer], shapes) or 0, _count_values(shapes, Edge(layer))
+    return LayerTime(_mean(runtimes, "int8", macs, values), _mean(runtimes, "float", macs, values))
+
+
+def _mean(runtimes: Collection[str], precision: str, macs: int, values: int) -> float:
+    """Return the mean time of the runtimes in seconds."""
+    rows = [_constants().get(name, _constants()[DEFAULT]) for name in runtimes] or [_constants()[DEFAULT]]
+    times = (row[precision]["mac"] * macs + row[precision]["value"] * values + row["call"] for row in rows)
+    return float(NANOSECOND * sum(times) / len(rows))
 
 
 @cache

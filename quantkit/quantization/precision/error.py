@@ -41,7 +41,7 @@ class ErrorModel:
         grams: products of the error signals relative to the power of each output, (outputs, n, n).
         coherence: fraction of the products of different signals that counts, between 0 and 1.
         gain: measured noise relative to that of the first order.
-        rms_db: deviation of predicted from measured noise in dB, root mean square; None before `fit`.
+        rms_db: deviation of predicted from measured noise in dB, root mean square; None before `fit` and `check`.
     """
 
     switched: SwitchedGraph
@@ -65,6 +65,11 @@ class ErrorModel:
         shared = worst @ switches - energies * switches
         noise: Floats = self.gain * np.maximum(energies + self.coherence * shared, 0.0)
         return noise
+
+    def check(self, measured: Sequence[tuple[Array, float]]) -> "ErrorModel":
+        """Return the model with its deviation from measured choices; see `fit`."""
+        ratios = [decibels(self.noise(switches)) - decibels(noise) for switches, noise in measured]
+        return replace(self, rms_db=float(np.sqrt(np.mean(np.square(ratios)))))
 
     def fit(self, measured: Sequence[tuple[Array, float]]) -> "ErrorModel":
         """Return the model with the coherence and the gain that are nearest to measured choices.
@@ -121,6 +126,11 @@ class ErrorProbe:
         self._session, self._feeds, self._recorded, self._states = session, feeds, outputs, states
         self._float = self._outputs(np.zeros(len(switched), bool))
         self._power = [max(float(values @ values), np.finfo(np.float64).tiny) for values in self._float]
+
+    @property
+    def num_runs(self) -> int:
+        """Number of runs of each choice."""
+        return len(self._feeds)
 
     def measure(self, on_run: Callable[[int], None]) -> ErrorModel:
         """Run each quantization alone, and return the error model.

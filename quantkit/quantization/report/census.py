@@ -15,7 +15,6 @@ from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets import find_target
 from quantkit.runtimes import find_runtime
 
@@ -93,20 +92,16 @@ class Census:
         }
 
 
-def census(
-    graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph, samples: Mapping[str, tuple[int, ...]] = NO_SIZES
-) -> Census:
+def census(graph: Graph, plan: Plan, quantized: Graph, samples: Mapping[str, tuple[int, ...]] = NO_SIZES) -> Census:
     """Count the ops, MACs and boundaries of a quantized graph.
 
     Args:
         graph: float graph.
         plan: plan of ``graph``.
-        ranges: ranges that ``graph`` was converted with.
         quantized: result of the conversion.
         samples: shape of one sample of each input, by name, for inputs with unknown dimensions.
     """
-    target = find_target(plan.scheme.target)
-    reasons = {**plan.float_fallbacks, **target.float_reasons(graph, plan, ranges)}
+    target, reasons = find_target(plan.scheme.target), plan.float_fallbacks
     names = (*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks)
     layer_ops = find_roles(graph).weights_ops - find_roles(graph).pass_through_ops
     macs = count_node_macs(graph, names, samples)

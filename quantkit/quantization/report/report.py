@@ -19,6 +19,7 @@ from quantkit.formats.sizes import format_size
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.finetuning.report import FineTuning
 from quantkit.quantization.portability import Portability
+from quantkit.quantization.precision.decision import Decision
 from quantkit.quantization.ranges import UNKNOWN, Provenance
 from quantkit.quantization.report.census import FLOAT, INT8, Census
 from quantkit.quantization.report.text import KEEP_FLOAT, report_html, report_lines
@@ -203,6 +204,8 @@ class QuantizationReport:
         next_step: recommendation; None before the measurements.
         preprocessing: preprocessing of the calibration images, `ARRAYS_UNCHANGED`, or `UNKNOWN`.
         fine_tuning: course and effect of ``finetune``; None without it.
+        decisions: precision of each layer and each other node, in execution order.
+        failed_trials: errors of alternatives that could not be measured.
         portability: certificate for processors without VNNI; None for formats whose kernels add in 32 bits.
     """
 
@@ -225,6 +228,8 @@ class QuantizationReport:
     preprocessing: Preprocessing | str = UNKNOWN
     fine_tuning: FineTuning | None = None
     portability: Portability | None = None
+    decisions: tuple[Decision, ...] = ()
+    failed_trials: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
@@ -271,6 +276,7 @@ class QuantizationReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         accuracy, latency = self.accuracy, self.latency
+        prediction = None if self.fallback is None else self.fallback.prediction
         quality, sqnr, samples = accuracy.quality, accuracy.sqnr, {"on": accuracy.samples}
         return {
             "schema": "quantkit.quantize/2",
@@ -288,6 +294,8 @@ class QuantizationReport:
             if isinstance(self.preprocessing, str)
             else self.preprocessing.to_json(),
             **self.census.to_json(),
+            "decisions": [decision.to_json() for decision in self.decisions],
+            "error_model": None if prediction is None else prediction.to_json(),
             "weights": self.num_weights,
             "portability": None if self.portability is None else self.portability.to_json(),
             "num_bytes": self.num_bytes,
@@ -297,6 +305,7 @@ class QuantizationReport:
             "sqnr": None if sqnr is None else {**samples, **sqnr.to_json()},
             "float_top1": None if accuracy.float_top1 is None else accuracy.float_top1.to_json(),
             "failed_runtimes": list(accuracy.failures),
+            "failed_trials": list(self.failed_trials),
             "doubts": list(accuracy.doubts),
             **latency.to_json(),
             "threads": self.threads,

@@ -157,7 +157,7 @@ def _fallback_lines(report: "QuantizationReport") -> Iterator[str]:
         cost = f", {_format_count(node.macs)} MACs" if node.macs else ""
         yield f"  float fallback: {node.name} ({node.op}{cost}): {node.reason}"
     if len(fallbacks) > LIST_LENGTH:
-        yield f"  float fallback: {len(fallbacks) - LIST_LENGTH} more (--save-plan lists all)"
+        yield f"  float fallback: {len(fallbacks) - LIST_LENGTH} more (--explain lists all)"
 
 
 def _warning_lines(report: "QuantizationReport") -> Iterator[str]:
@@ -188,6 +188,8 @@ def _accuracy_lines(report: "QuantizationReport") -> Iterator[str]:
     accuracy, quality = report.accuracy, report.accuracy.quality
     for doubt in accuracy.doubts:
         yield f"  warning: {doubt}"
+    for failure in report.failed_trials:
+        yield f"  warning: a trial failed: {failure.splitlines()[0]}"
     for failure in accuracy.failures:
         yield f"  warning: {failure.splitlines()[0]}"
     if accuracy.failures and accuracy.metrics is None:

@@ -242,8 +242,8 @@ class Target(ABC):
         """
         return ""
 
-    def float_reasons(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
-        """Return nodes that `convert` keeps in float against the plan, with the reason of each."""
+    def missing_kernels(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
+        """Return the int8 layers of a plan without an int8 kernel for its ranges, with the reason of each."""
         return {}
 
     def check(  # noqa: B027 (most targets need no check)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from quantkit.quantization.fallback import Fallback, Loss, search
 from quantkit.quantization.workflow.accuracy import measure_loss
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.doubts import barely_vary
-from quantkit.quantization.workflow.error_signals import rank_layers
+from quantkit.quantization.workflow.error_signals import LayerRanking, rank_layers
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 
@@ -34,6 +35,13 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
     def measure(layers: frozenset[str]) -> Loss:
         return measure_loss(conversion.exclude(layers), reference)
 
+    ranking: LayerRanking | None = None
+
+    def rank() -> list[str] | None:
+        nonlocal ranking
+        ranking = rank_layers(conversion, reference, options)
+        return None if ranking is None else ranking.layers
+
     if state is not None and state.exists():
         options.on_message(f"resuming from the search state in {state}")
     with _announce_state(state, options):
@@ -43,13 +51,13 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
             max_drop=max_drop,
             seconds=options.time_budget,
             suspects=_suspects(conversion),
-            rank=lambda: rank_layers(conversion, reference, options),
+            rank=rank,
             state=state,
             on_progress=options.on_progress,
         )
     if fallback.is_complete and state is not None:
         state.unlink(missing_ok=True)
-    return fallback
+    return fallback if ranking is None else replace(fallback, prediction=ranking.prediction)
 
 
 @contextmanager

@@ -57,7 +57,9 @@ def calibrate_model(
     source_graph = model.graph
     require_ranges(model.graph, options, scheme)
     options.on_progress(Progress("preparing the graph", 0))
-    model, graph, scheme, trained = prepare_float_graph(model, options, scheme, data or held_out)
+    model, graph, scheme, trained, trace = prepare_float_graph(model, options, scheme, data or held_out)
+    if trace is not None and options.trace is not None:
+        trace.save(options.trace)
     whole, graph = graph, cut_custom_ops(graph) if graph.dialect == onnx.DIALECT and data is not None else graph
     if graph is not whole:
         custom = ", ".join(f"{name} ({whole[name].op})" for name in find_custom_ops(whole)[:MAX_CUSTOM_OPS])
@@ -78,10 +80,10 @@ def calibrate_model(
     has_float16 = keeps_float16(model, options, scheme)
     rest = None if graph is whole else whole
     conversion = Conversion(
-        graph, plan, ranges, options.fallback, source=source_graph, keeps_float16=has_float16, whole=rest
-    )
-    if trials.is_possible and not trained:
-        for choose in CHOICES:
+        graph, plan, ranges, options.fallback, source=source_graph, keeps_float16=has_float16, whole=rest, trace=trace
+    ).with_kernels()
+    for choose in CHOICES if not trained else ():
+        if trials.is_possible:
             conversion = choose(conversion, trials, options)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)

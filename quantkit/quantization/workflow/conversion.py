@@ -15,10 +15,11 @@ from quantkit.formats.metadata import with_metadata
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
-from quantkit.quantization.report.census import FLOAT
+from quantkit.quantization.precision.decision import ACCURACY, FLOAT, KERNEL, Decision, as_decisions
 from quantkit.quantization.targets import Target, find_target
 from quantkit.quantization.workflow.custom_ops import join_custom_ops
 from quantkit.quantization.workflow.host import count_cores
+from quantkit.recipes.trace import Trace
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
 from quantkit.transforms.precision.convert_precision import convert_precision, restore_half
@@ -40,6 +41,7 @@ class Conversion:
         float_graph: float graph before a fine-tuning, with the constants of layers that stay float; None without one.
         keeps_float16: True if float16 ops of ``source`` that are not quantized stay float16.
         whole: float graph with custom ops after ``graph``; None without custom ops.
+        trace: record of the recipe that prepared ``graph``; None without one.
     """
 
     graph: Graph
@@ -51,6 +53,7 @@ class Conversion:
     float_graph: Graph | None = None
     keeps_float16: bool = False
     whole: Graph | None = None
+    trace: Trace | None = None
 
     @property
     def target(self) -> Target:
@@ -77,19 +80,31 @@ class Conversion:
 
     def exclude(self, layers: frozenset[str]) -> "Conversion":
         """Return the conversion with these layers as float fallbacks of the accuracy search."""
-        return replace(self.keep_float(dict.fromkeys(layers, FALLBACK_REASON)), fallback_layers=layers)
+        precision = self.fallback_precision
+        decisions = {layer: Decision(layer, precision, FALLBACK_REASON, ACCURACY) for layer in layers}
+        return replace(self.keep_float(decisions), fallback_layers=layers)
 
-    def keep_float(self, reasons: Mapping[str, str]) -> "Conversion":
+    def keep_float(self, decisions: Mapping[str, Decision]) -> "Conversion":
         """Return the conversion with more float fallbacks.
 
         Args:
-            reasons: reason of each layer, in addition to the float fallbacks of the plan.
+            decisions: decision about each layer, in addition to the float fallbacks of the plan.
         """
-        graph = self._restore(reasons)
-        plan = annotate(graph, self.plan.scheme, float_nodes={**self.plan.float_fallbacks, **reasons})
+        graph = self._restore(decisions)
+        plan = annotate(graph, self.plan.scheme, float_nodes={**self.plan.float_decisions, **decisions})
         return replace(self, graph=graph, plan=plan)
 
-    def _restore(self, layers: Mapping[str, str]) -> Graph:
+    def with_kernels(self) -> "Conversion":
+        """Return the conversion whose plan keeps layers in float that have no int8 kernel for these ranges."""
+        conversion = self
+        while not self.plan.scheme.weights_only:
+            reasons = self.target.missing_kernels(conversion.graph, conversion.plan, conversion.ranges)
+            if reasons.keys() <= conversion.plan.float_decisions.keys():
+                break
+            conversion = conversion.keep_float(as_decisions(reasons, KERNEL))
+        return conversion
+
+    def _restore(self, layers: Mapping[str, Decision]) -> Graph:
         """Return the graph with the weights and biases that layers have before a fine-tuning."""
         if self.float_graph is None:
             return self.graph

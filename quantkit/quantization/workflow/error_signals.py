@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import sqrt
 from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
 
 from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
 from quantkit.progress import Progress
 from quantkit.quantization.calibration import choose_float_runtime
 from quantkit.quantization.precision.cost import predict_costs
+from quantkit.quantization.precision.decision import ErrorPrediction
 from quantkit.quantization.precision.error import ErrorProbe, tap_outputs
 from quantkit.quantization.precision.search import FloatSearch
 from quantkit.quantization.precision.switches import switch_quantization
@@ -20,11 +25,25 @@ from quantkit.runtimes import AUTO, open_session
 
 # Runs of the error signals; the errors of a recurrent model accumulate over many runs.
 NUM_RUNS, NUM_STEPS = 8, 64
+# Number of random choices of quantizations that check the predicted errors.
+NUM_CHECKS = 3
 # Time limit of the error signals as a fraction of the time budget: a slow model gets fewer runs.
 MAX_FRACTION = 0.3
 
 
-def rank_layers(conversion: Conversion, reference: FloatReference, options: Options) -> list[str] | None:
+class LayerRanking(NamedTuple):
+    """Layers of a conversion in an order, with the prediction that led to it.
+
+    Attributes:
+        layers: layers, those first whose int8 form adds most error for the time that it saves.
+        prediction: predicted errors.
+    """
+
+    layers: list[str]
+    prediction: ErrorPrediction
+
+
+def rank_layers(conversion: Conversion, reference: FloatReference, options: Options) -> LayerRanking | None:
     """Return the layers of a conversion, those first whose int8 form adds most error for the time that it saves.
 
     Args:
@@ -37,7 +56,10 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
     """
     try:
         with _open_probe(conversion, reference, options) as probe:
-            return None if probe is None else _find_search(conversion, reference, probe, options).ranking()
+            if probe is None:
+                return None
+            search = _find_search(conversion, reference, probe, options)
+            return LayerRanking(search.ranking(), _predict(search, probe, reference))
     except QuantkitError as error:
         options.on_message(f"each layer is measured by itself: {error.message}")
         return None
@@ -52,6 +74,18 @@ def _find_search(conversion: Conversion, reference: FloatReference, probe: Error
     shapes = infer_sample_shapes(conversion.graph, sizes)
     costs = predict_costs(conversion.graph, conversion.plan, shapes, conversion.runtimes)
     return FloatSearch(conversion.graph, conversion.plan, errors, costs)
+
+
+def _predict(search: FloatSearch, probe: ErrorProbe, reference: FloatReference) -> ErrorPrediction:
+    """Return the predicted errors of the layers, compared with measured choices."""
+    full = search.switches(frozenset())
+    random = np.random.default_rng(0)
+    choices = [full, *(random.integers(0, 2, len(full)).astype(np.float64) for _ in range(NUM_CHECKS))]
+    errors = search.errors.check([(choice, probe.noise(choice.astype(bool))) for choice in choices])
+    assert errors.rms_db is not None, "the model was checked"
+    total = errors.noise(full)
+    gains = {layer: sqrt(total) - sqrt(errors.noise(search.switches(frozenset({layer})))) for layer in search.layers}
+    return ErrorPrediction(gains, errors.rms_db, probe.num_runs * max(reference.rows, 1))
 
 
 @contextmanager

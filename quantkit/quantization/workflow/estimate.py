@@ -12,6 +12,7 @@ from quantkit.quantization.calibration.trained_ranges import plan_trained
 from quantkit.quantization.report.census import census
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import targets
+from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 from quantkit.quantization.workflow.planning import convert_uncalibrated, uncalibrated_ranges
 from quantkit.quantization.workflow.preparation import prepare_float_graph
@@ -82,9 +83,11 @@ def estimate_quantization(model: Model) -> QuantizationEstimate:
 def _estimate(model: Model, target: str) -> QuantizationEstimate:
     scheme = Scheme.for_target(target)
     try:
-        _, graph, scheme, trained = prepare_float_graph(model, Options(target=target), scheme, None)
+        float_model = prepare_float_graph(model, Options(target=target), scheme, None)
+        graph, scheme, trained = float_model.graph, float_model.scheme, float_model.trained
         plan = plan_trained(graph, scheme, trained) if trained else annotate(graph, scheme)
-        counts = census(graph, plan, uncalibrated_ranges(plan), convert_uncalibrated(graph, plan))
+        plan = Conversion(graph, plan, uncalibrated_ranges(plan)).with_kernels().plan
+        counts = census(graph, plan, convert_uncalibrated(graph, plan))
     except QuantkitError as error:
         return QuantizationEstimate(problem=error.message, target=target)
     reasons = Counter((fallback.op, fallback.reason) for fallback in counts.float_fallbacks)

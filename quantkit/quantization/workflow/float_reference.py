@@ -21,7 +21,7 @@ from quantkit.evaluation.output_rows import rows_of
 from quantkit.evaluation.output_sqnr import OutputSqnr, OutputSqnrCounter
 from quantkit.evaluation.tasks import TASKS, TaskMetric
 from quantkit.ir.tensor import Array
-from quantkit.quantization.fallback import Loss
+from quantkit.quantization.fallback import ERROR, TOP1, Loss
 from quantkit.quantization.ranges import UNKNOWN
 from quantkit.quantization.states import StateLoop, find_states
 from quantkit.quantization.workflow.labeled_feeds import Feeds, LabeledFeeds
@@ -272,12 +272,12 @@ class FloatReference:
         """
         if isinstance(comparison, OutputSqnr):
             if self.top1 is None or not comparison.classes:
-                return Loss(comparison.error, 0.0)
+                return Loss(comparison.error, 0.0, ERROR)
             (metrics,) = comparison.classes.values()
-            return Loss(self.top1.value - metrics.top1.value if metrics.top1 else 1.0, comparison.error)
+            return Loss(self.top1.value - metrics.top1.value if metrics.top1 else 1.0, comparison.error, TOP1)
         top1, kl_divergence = self.top1, inf if comparison.kl_divergence is None else comparison.kl_divergence
         if top1 is not None and comparison.top1 is not None:
-            return Loss(top1.value - comparison.top1.value, kl_divergence)
+            return Loss(top1.value - comparison.top1.value, kl_divergence, TOP1)
         return Loss(1 - comparison.agreement.value if comparison.agreement else 1.0, kl_divergence)
 
 

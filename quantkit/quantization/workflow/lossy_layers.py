@@ -5,6 +5,7 @@ from itertools import islice
 from math import ceil
 
 from quantkit.quantization.lost_channels import find_lossy_layers
+from quantkit.quantization.precision.decision import ERROR, as_decisions
 from quantkit.quantization.report.census import count_node_macs
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
@@ -161,8 +162,8 @@ def _noisiest_layers(conversion: Conversion) -> Iterator[tuple[str, float]]:
 def _try_float(
     conversion: Conversion, reasons: Mapping[str, str], max_loss: float, trials: Trials, options: Options
 ) -> Conversion:
-    alternative = conversion.keep_float(reasons)
-    if not trials.is_better(alternative, conversion, max_loss):
+    alternative = conversion.keep_float(as_decisions(reasons, ERROR))
+    if not trials.is_better(alternative, conversion, max_loss, reasons):
         return conversion
     layer, reason = next(iter(reasons.items()))
     subject = f"{layer} stays" if len(reasons) == 1 else f"{layer} and {len(reasons) - 1} more stay"

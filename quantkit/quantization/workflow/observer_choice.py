@@ -92,7 +92,8 @@ def _with_channel_maxima(conversion: Conversion, trials: Trials, options: Option
         return None
     try:
         ranges = with_channel_maxima(graph, plan, ranges, trials.reference.feeds, options.runtime)
-    except QuantkitError:
+    except QuantkitError as error:
+        trials.report_failure(error)
         return None
     return replace(conversion, ranges=ranges)
 
@@ -107,7 +108,8 @@ def _with_scales(
         return None
     try:
         migrated = with_migrated_scales(graph, plan, ranges, scales, trials.reference.feeds, options.runtime)
-    except QuantkitError:
+    except QuantkitError as error:
+        trials.report_failure(error)
         return None
     return replace(conversion, ranges=migrated)
 
@@ -137,7 +139,8 @@ def _with_mean_errors(conversion: Conversion, trials: Trials, options: Options) 
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
     try:
         mean_errors = measure_mean_errors(graph, plan, ranges, trials.samples.feeds, options.runtime)
-    except QuantkitError:
+    except QuantkitError as error:
+        trials.report_failure(error)
         return None
     return replace(conversion, ranges=replace(ranges, mean_errors=mean_errors))
 

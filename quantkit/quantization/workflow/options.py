@@ -3,10 +3,12 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from quantkit import formats
+from quantkit.arguments import expand_user
 from quantkit.data import PreprocessingOptions
 from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError, UsageError
@@ -22,6 +24,7 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT
+from quantkit.recipes.trace_file import check_trace_path
 from quantkit.runtimes import AUTO, find_runtime
 from quantkit.runtimes.tensorflow_library import available as tensorflow_available
 
@@ -66,6 +69,8 @@ class Options:
     max_drop: float | None = None
     task: TaskMetric | None = None
     fallback: str = FLOAT
+    verify: bool = False
+    trace: Path | None = None
     float_parts: str = ORIGINAL
     time_budget: float = TIME_BUDGET
     offline: bool = False
@@ -74,6 +79,17 @@ class Options:
     save_ranges: Path | None = None
     on_progress: OnProgress = ignore_progress
     on_message: OnMessage = ignore_message
+
+    @cached_property
+    def stated_plan(self) -> Plan | None:
+        """The plan of the caller, read once from its file; None without a plan.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        if self.plan is None or isinstance(self.plan, Plan):
+            return self.plan
+        return Plan.load(expand_user(self.plan))
 
 
 def check_options(source: Any, options: Options, scheme: Scheme) -> None:
@@ -137,7 +153,14 @@ def _check_paths(source: Any, options: Options) -> None:
         UsageError: two outputs, or an output and an input, are the same file.
         InputError: an output cannot be written.
     """
-    outputs = {"--output": options.output, "--save-plan": options.save_plan, "--save-ranges": options.save_ranges}
+    outputs = {
+        "--output": options.output,
+        "--save-plan": options.save_plan,
+        "--save-ranges": options.save_ranges,
+        "--trace": options.trace,
+    }
+    if options.trace is not None:
+        check_trace_path(options.trace)
     for path in (options.save_plan, options.save_ranges):
         if path is not None:
             formats.check_target(path)

@@ -10,6 +10,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.validation import find_invalid_node
 from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.calibration.trained_ranges import plan_trained
+from quantkit.quantization.precision.decision import COST, as_decisions
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
 from quantkit.quantization.scheme import REDUCE_RANGE
 from quantkit.quantization.targets import find_target, targets
@@ -57,17 +58,14 @@ def choose_plan(
     Raises:
         InputError: the plan cannot be read, or references a node that is not in the graph.
     """
-    plan = load_plan(options)
+    plan = options.stated_plan
     if plan is None:
         slow_nodes = {} if scheme.weights_only else find_target(scheme.target).slow_nodes(graph, options.runtime)
+        slow = as_decisions(slow_nodes, COST)
         if trained:
             scheme = scheme.with_(bias_correction=False)  # training has corrected the biases
         only_trained = trained and options.calibration is None and not scheme.weights_only
-        plan = (
-            plan_trained(graph, scheme, trained, slow_nodes)
-            if only_trained
-            else annotate(graph, scheme, float_nodes=slow_nodes)
-        )
+        plan = plan_trained(graph, scheme, trained, slow) if only_trained else annotate(graph, scheme, float_nodes=slow)
     else:
         plan.require_nodes(graph)
         _require_convertible(graph, plan)
@@ -85,7 +83,7 @@ def _require_convertible(graph: Graph, plan: Plan) -> None:
     """
     try:
         convert_uncalibrated(graph, plan)
-    except (LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         reason = one_line(f"{type(error).__name__}: {error}")
         raise InputError(f"the plan does not fit the graph: {reason}", hint="compute it again") from None
 
@@ -142,7 +140,7 @@ def with_digest(plan: Plan, graph: Graph) -> Plan:
 
 
 def _base_scheme(options: Options) -> Scheme:
-    plan = load_plan(options)
+    plan = options.stated_plan
     if plan is not None:
         for name in ("scheme", "observer", "reduce_range", "weights_only", "max_drop"):
             value = getattr(options, name)
@@ -155,14 +153,3 @@ def _base_scheme(options: Options) -> Scheme:
     if options.scheme is None:
         return Scheme.for_target(options.target or DEFAULT_TARGET)
     return options.scheme if isinstance(options.scheme, Scheme) else Scheme.load(expand_user(options.scheme))
-
-
-def load_plan(options: Options) -> Plan | None:
-    """Return the given plan, read from its file; None without a plan.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    if options.plan is None or isinstance(options.plan, Plan):
-        return options.plan
-    return Plan.load(expand_user(options.plan))

@@ -25,10 +25,11 @@ from quantkit.quantization.calibration.trained_ranges import extract_ranges
 from quantkit.quantization.ranges import Range, graph_digest
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.options import ORIGINAL, Options
-from quantkit.quantization.workflow.planning import load_plan
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
+from quantkit.recipes.trace import Trace
+from quantkit.recipes.verify import make_verifier
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.precision.convert_precision import OTHER_FLOATS, convert_precision, find_types
@@ -75,12 +76,14 @@ class FloatModel(NamedTuple):
         graph: its graph in the dialect of the target, after all rewrites that are exact in float.
         scheme: scheme of the quantization, whose ``keep_float`` names nodes of ``graph``.
         trained: trained ranges by edge of ``graph``; empty without quantization-aware training.
+        trace: record of the recipes that prepared the graph; None if no recipe was applied.
     """
 
     model: Model
     graph: Graph
     scheme: Scheme
     trained: Mapping[Edge, Range]
+    trace: Trace | None = None
 
 
 def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Dataset | None) -> FloatModel:
@@ -98,7 +101,7 @@ def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Da
     """
     target = find_target(scheme.target)
     # Before constants are folded, the weights of mixed precision are float32.
-    graph, trained = convert_precision(model.graph, to="float32"), dict[Edge, Range]()
+    graph, trained, traces = convert_precision(model.graph, to="float32"), dict[Edge, Range](), list[Trace]()
     if graph is not model.graph:
         _report_types(model, options, scheme)
     # Only TensorFlow graphs can absorb the preprocessing.
@@ -109,7 +112,7 @@ def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Da
     if graph.dialect != onnx.DIALECT:
         model, graph = _recognize(model, graph, options)
         graph = _fix_sizes(model, graph, options, data)
-        graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
+        graph = _apply_recipe(model, graph, options, scheme, traces)
         graph, ranges = extract_ranges(graph)
         if ranges and scheme.equalize:
             raise UsageError("equalize = true changes the trained ranges of this model", hint="leave equalize out")
@@ -121,10 +124,41 @@ def prepare_float_graph(model: Model, options: Options, scheme: Scheme, data: Da
     # A recipe of the caller was applied before the conversion. Rewrites would remove edges with trained ranges.
     if graph.dialect == onnx.DIALECT and not (is_converted and (options.recipe or trained)):
         model = _find_card(model, graph)
-        graph, _ = run_recipe(_choose_recipe(model, graph, options, scheme), graph)
+        graph = _apply_recipe(model, graph, options, scheme, traces)
         names = tuple(name for name in scheme.keep_float if name in graph or not is_converted)
         scheme = scheme.with_(keep_float=names)
-    return FloatModel(model, _suit_runtime(graph, options, scheme), scheme, trained)
+    return FloatModel(model, _suit_runtime(graph, options, scheme), scheme, trained, _join(model, traces))
+
+
+def _apply_recipe(model: Model, graph: Graph, options: Options, scheme: Scheme, traces: list[Trace]) -> Graph:
+    """Return the graph after its recipe, and add the record of the steps.
+
+    Raises:
+        CheckError: the outputs differ after a step, with ``verify``.
+    """
+    check = make_verifier(model, graph, seed=options.seed) if options.verify else None
+    graph, trace = run_recipe(_choose_recipe(model, graph, options, scheme), graph, check=check)
+    if check is not None:
+        trace = replace(trace, verification=check.to_json(), terms=check.terms)
+        if check.warning:
+            options.on_message(f"warning: {check.warning}")
+    traces.append(trace)
+    return graph
+
+
+def _join(model: Model, traces: list[Trace]) -> Trace | None:
+    """Return one record of the recipes before and after the conversion to the dialect of the target."""
+    if not traces:
+        return None
+    steps = tuple(step for trace in traces for step in trace.recipe.steps)
+    return replace(
+        traces[0],
+        records=tuple(record for trace in traces for record in trace.records),
+        recipe=replace(traces[0].recipe, steps=steps),
+        after=traces[-1].after,
+        model=model.name,
+        has_random_weights=model.has_random_weights,
+    )
 
 
 def keeps_float16(model: Model, options: Options, scheme: Scheme) -> bool:
@@ -157,7 +191,7 @@ def _suit_runtime(graph: Graph, options: Options, scheme: Scheme) -> Graph:
     if scheme.weights_only or scheme.keep_float:
         return prepared
     graph = find_target(scheme.target).fuse_for(prepare(graph, scheme, runtime=options.runtime), options.runtime)
-    plan = load_plan(options)
+    plan = options.stated_plan
     return graph if plan is None or plan.graph == graph_digest(graph) else prepared
 
 

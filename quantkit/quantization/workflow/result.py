@@ -13,11 +13,13 @@ from quantkit.formats.metadata import with_metadata
 from quantkit.formats.sizes import format_size
 from quantkit.model import Model
 from quantkit.quantization.plan import Plan
+from quantkit.quantization.precision.decision import Decision, explain
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import QuantizationReport
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import check_output
 from quantkit.quantization.workflow.planning import with_digest
+from quantkit.recipes.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,25 @@ class QuantizationResult:
     def plan(self) -> Plan:
         """Decision for each tensor, with the reasons of float fallbacks."""
         return with_digest(self.conversion.plan, self.conversion.graph)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Decision about the precision of each layer and each other node, in execution order."""
+        return self.report.decisions
+
+    @property
+    def trace(self) -> Trace | None:
+        """Record of the recipe that prepared the float graph; None without one."""
+        return self.conversion.trace
+
+    def explain(self, *, verbose: bool = False) -> str:
+        """Return the decisions by reason, and the changes and skips of the recipe, as text.
+
+        Args:
+            verbose: list all changes of the recipe.
+        """
+        trace = () if self.trace is None else self.trace.lines(verbose=verbose)
+        return "\n".join([*explain(self.decisions), *trace])
 
     @property
     def ranges(self) -> Ranges:

@@ -4,13 +4,13 @@ Most conversions need no alternative. To find that out, the accuracy of the firs
 report, which then needs no measurement of its own. Alternatives are compared on the first samples only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quantkit.errors import QuantkitError
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
-from quantkit.quantization.fallback import Loss
+from quantkit.quantization.fallback import ERROR, Loss
 from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
@@ -32,7 +32,9 @@ class Trials:
     Attributes:
         reference: outputs of the float model on all calibration samples.
         samples: the same on the samples of a trial.
-        is_possible: False if the caller states the decisions, or no sample has outputs.
+        is_possible: False if the caller states the decisions, no sample has outputs, or the quantized model cannot run.
+        gains: loss that the float layers of a trial remove together, by layer.
+        failures: messages of trials that failed.
     """
 
     def __init__(self, reference: FloatReference, options: Options) -> None:
@@ -40,36 +42,57 @@ class Trials:
         self.is_possible = not is_stated and bool(reference.feeds) and not reference.is_never_finite
         self.reference = reference
         self.samples = reference.first_runs(NUM_STEPS if reference.states else NUM_RUNS)
+        self.gains: dict[str, float] = {}
+        self.failures: list[str] = []
         self._options = options
         self._reported: tuple[Conversion, AccuracyReport | None] | None = None
         self._best: tuple[Conversion, AccuracyReport] | None = None
 
     def is_good(self, conversion: Conversion) -> bool:
-        """Return True if a conversion needs no alternative, or cannot be measured."""
+        """Return True if a conversion needs no alternative; False if it cannot be measured."""
         accuracy = self._measure_for_report(conversion) if self._is_reported(conversion) else self._trial(conversion)
         if accuracy is None:
-            return True  # the accuracy of the result has the reason
+            return False
         loss = _loss_of(accuracy)
-        good_error = GOOD_STATE_ERROR if self.samples.states else GOOD_ERROR
-        return (loss.drop == 0 and loss.kl_divergence <= GOOD_KL) or loss.drop == loss.kl_divergence <= good_error
+        if loss.kind == ERROR:
+            return loss.drop <= (GOOD_STATE_ERROR if self.samples.states else GOOD_ERROR)
+        return loss.drop == 0 and loss.kl_divergence <= GOOD_KL
 
     def error(self, conversion: Conversion) -> float:
         """Return the error of the outputs of a conversion; 0 if it cannot be measured."""
         accuracy = self._trial(conversion)
         return 0.0 if accuracy is None else _loss_of(accuracy).drop
 
-    def is_better(self, alternative: Conversion, conversion: Conversion, max_loss: float) -> bool:
-        """Return True if the loss of an alternative is at most a fraction ``max_loss`` of that of a conversion."""
+    def is_better(
+        self, alternative: Conversion, conversion: Conversion, max_loss: float, layers: Iterable[str] = ()
+    ) -> bool:
+        """Return True if the loss of an alternative is at most a fraction ``max_loss`` of that of a conversion.
+
+        Args:
+            alternative: conversion to measure.
+            conversion: conversion that it may replace.
+            max_loss: largest fraction of the loss that may remain.
+            layers: layers that only the alternative computes in float; they get the gain of a better alternative.
+        """
         default = self._trial(conversion)
+        if default is None:
+            return False
         self._options.on_progress(Progress("comparing an alternative", 0))
         accuracy = self._measure(alternative)
-        if default is None or accuracy is None:
+        if accuracy is None:
             return False
         loss, present = _loss_of(accuracy), _loss_of(default)
         is_better = loss.drop <= present.drop and loss.kl_divergence < max_loss * present.kl_divergence
         if is_better:
             self._best = alternative, accuracy
+            self.gains |= dict.fromkeys(layers, present.kl_divergence - loss.kl_divergence)
         return is_better
+
+    def report_failure(self, error: QuantkitError) -> None:
+        """Report the error of a trial, whose alternative does not count."""
+        if error.message not in self.failures:
+            self.failures.append(error.message)
+            self._options.on_message(f"warning: a trial failed: {error.message}")
 
     def find_accuracy(self, conversion: Conversion, reference: FloatReference) -> AccuracyReport | None:
         """Return the accuracy of a conversion on all samples of a reference; None if it has not been measured."""
@@ -95,14 +118,18 @@ class Trials:
         if self._reported is None:
             self._options.on_progress(Progress("measuring the calibrated model", 0))
             self._reported = conversion, self._measure(conversion, self.reference, conversion.runtimes)
+            self.is_possible &= self._reported[1] is not None
         return self._reported[1]
 
     def _trial(self, conversion: Conversion) -> AccuracyReport | None:
         """Return the accuracy on the first samples; None if no runtime can run it."""
+        if not self.is_possible:
+            return None
         if self._best is None or self._best[0] is not conversion:
             self._options.on_progress(Progress("measuring the calibrated model", 0))
             accuracy = self._measure(conversion)
             if accuracy is None:
+                self.is_possible = False
                 return None
             self._best = conversion, accuracy
         return self._best[1]
@@ -117,7 +144,8 @@ class Trials:
                 conversion.write(file)
                 names = runtimes or _trial_runtimes(conversion)
                 return measure_accuracy(file, conversion, reference or self.samples, names)
-        except QuantkitError:
+        except QuantkitError as error:
+            self.report_failure(error)
             return None
 
 
@@ -131,6 +159,6 @@ def _loss_of(accuracy: AccuracyReport) -> Loss:
     metrics = accuracy.metrics
     assert metrics is not None, "a measured accuracy has metrics"
     if isinstance(metrics, OutputSqnr):
-        return Loss(metrics.error, metrics.error)
+        return Loss(metrics.error, metrics.error, ERROR)
     agreement, kl_divergence = metrics.agreement, metrics.kl_divergence
     return Loss(1 - agreement.value if agreement else 1.0, float("inf") if kl_divergence is None else kl_divergence)

@@ -41,6 +41,7 @@ from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibrated_model import calibrate_model
 from quantkit.quantization.workflow.calibration_run import compute_reference, find_datasets
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.decisions import describe_decisions
 from quantkit.quantization.workflow.description import describe_model, make_receipt
 from quantkit.quantization.workflow.doubts import find_doubts
 from quantkit.quantization.workflow.fine_tuning import fine_tune
@@ -100,6 +101,8 @@ def quantize(
     max_drop: float | None = None,
     task: str | Score | None = None,
     fallback: str = FLOAT,
+    verify: bool = False,
+    trace: PathLike | None = None,
     float_parts: str = ORIGINAL,
     time_budget: float | str = TIME_BUDGET,
     offline: bool = False,
@@ -149,6 +152,10 @@ def quantize(
             ``embedding``, ``text``, ``language``, or a function of the float model's outputs and the int8 model's,
             (n, ...) by name, that returns 1 for equal outputs (default: agreement for class scores, else SQNR).
         fallback: precision of these layers, ``float`` or, for the tensorflow target, ``bfloat16``.
+        verify: compare the outputs of the float model before and after each step of the recipe, on random inputs of
+            ``seed``.
+        trace: file for the record of the recipe: ``.json``, or ``.html`` for a page that draws the graph before and
+            after.
         float_parts: type of the ops of float16 models that stay float: ``original``, or ``float32``, which is faster on
             most CPUs. It is float32 in any case in LiteRT files, in files of another format than the model, and for
             models in double or bfloat16. Inputs and outputs keep their types.
@@ -182,6 +189,7 @@ def quantize(
         uint8_input=uint8_input,
         reduce_range=reduce_range,
         random_weights=random_weights,
+        verify=verify,
         offline=offline,
     )
     require_text(
@@ -198,7 +206,12 @@ def quantize(
             plan=None if isinstance(plan, Plan) else plan,
         ),
         **without_none(
-            labels=labels, checkpoint=checkpoint, output=output, save_plan=save_plan, save_ranges=save_ranges
+            labels=labels,
+            checkpoint=checkpoint,
+            output=output,
+            trace=trace,
+            save_plan=save_plan,
+            save_ranges=save_ranges,
         ),
     )
     require_callable(on_progress=on_progress, on_message=on_message)
@@ -231,6 +244,8 @@ def quantize(
         max_drop=max_drop,
         task=find_task(task),
         fallback=fallback,
+        verify=verify,
+        trace=_path(trace),
         float_parts=float_parts,
         time_budget=parse_duration(time_budget, "time_budget"),
         offline=offline,
@@ -240,7 +255,7 @@ def quantize(
         on_progress=on_progress,
         on_message=on_message,
     )
-    with name_written_files(options.output, options.save_plan, options.save_ranges):
+    with name_written_files(options.output, options.trace, options.save_plan, options.save_ranges):
         return _run(model, options)
 
 
@@ -259,7 +274,7 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         model = load_float_model(source, options)
         data, held_out = find_datasets(model, options)
         model, conversion, trials = calibrate_model(model, scheme, data, held_out, options)
-    graph, reference = conversion.graph, trials.reference
+    graph, reference, planned = conversion.graph, trials.reference, conversion.plan
     if held_out is not None:
         float_graph = graph if conversion.float_graph is None else conversion.float_graph
         preprocessing = conversion.ranges.provenance.preprocessing
@@ -274,6 +289,8 @@ def _run(source: Any, options: Options) -> QuantizationResult:
     if options.max_drop is not None:
         fallback = search_fallbacks(conversion, reference, options, options.max_drop)
         conversion = conversion.exclude(fallback.keep_float)
+    conversion = conversion.with_kernels()
+    if conversion.plan is not planned:
         save_plan(options, graph, conversion.plan)
     if reference.unused_labels:
         options.on_message(f"warning: {reference.unused_labels}")
@@ -310,6 +327,8 @@ def _write_and_measure(
         report = _report(model, conversion, replace(accuracy, doubts=doubts), fallback, file, options, samples)
         if conversion.plan.scheme.weights_only:
             report = replace(report, preprocessing=reference.preprocessing)
+        decisions = describe_decisions(conversion, trials, fallback, samples)
+        report = replace(report, decisions=decisions, failed_trials=tuple(trials.failures))
         metadata = _write_receipt(metadata, model, conversion, report, file, options)
         if report.is_float:
             latency = Latency(skipped="no layer is int8")
@@ -354,7 +373,7 @@ def _report(
     target = conversion.target
     threads = "as for the float model" if plan.scheme.weights_only else target.thread_advice
     titles = " and ".join(find_runtime(name).title for name in target.runtimes)
-    counts = census(graph, plan, ranges, conversion.quantized, samples)
+    counts = census(graph, plan, conversion.quantized, samples)
     if not plan.scheme.weights_only:
         runtime, int8_nodes = accuracy.runtime, accuracy.int8_nodes
         session_nodes = {} if runtime is None or int8_nodes is None else {runtime.name: int8_nodes}

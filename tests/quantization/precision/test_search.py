@@ -37,7 +37,7 @@ def search(times: list[LayerTime], boundaries: list[float], signals: np.ndarray)
     patterns = tuple(
         FusedPattern(name, f"{name}/w", Edge(before), Edge(name)) for before, name in zip(names, LAYERS, strict=False)
     )
-    plan = Plan(Scheme(), dict.fromkeys(edges), {}, (), patterns, (), {}, tuple(edges))
+    plan = Plan(Scheme(), dict.fromkeys(edges), {}, (), patterns, (), (), tuple(edges))
     switched = SwitchedGraph(graph, "switches", tuple(frozenset({edge}) for edge in edges), LAYERS)
     costs = CostModel(dict(zip(LAYERS, times, strict=True)), dict(zip(edges, boundaries, strict=True)))
     return FloatSearch(graph, plan, ErrorModel(switched, (signals @ signals.T)[None]), costs)

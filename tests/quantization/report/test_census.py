@@ -5,9 +5,8 @@ import pytest
 
 import quantkit as qk
 from quantkit.ir.text import from_text
-from quantkit.quantization import Ranges, Scheme, annotate
+from quantkit.quantization import Scheme, annotate
 from quantkit.quantization.report.census import census, executed_int8_fractions
-from quantkit.quantization.workflow.planning import uncalibrated_ranges
 
 TEXT = """
 inputs: x
@@ -24,7 +23,7 @@ y = MatMul(r, v, T=float)
 def test_macs_of_a_dynamic_batch_are_those_of_one_example() -> None:
     graph = from_text(TEXT)
     plan = annotate(graph, Scheme(keep_float=("y",)))
-    counts = census(graph, plan, Ranges({}), graph.with_(dialect="onnx"))
+    counts = census(graph, plan, graph.with_(dialect="onnx"))
     assert (counts.int8_macs, counts.float_macs) == (24, 18)
     assert counts.table == {"MatMul": (1, 1), "Relu": (1, 0)}
     (fallback,) = counts.float_fallbacks
@@ -47,7 +46,7 @@ def test_ops_with_unknown_macs_are_counts() -> None:
     y = BatchMatMulV2(column, column, T=float, adj_x=true)
     """)
     plan = annotate(graph, Scheme.for_target("tensorflow"))
-    counts = census(graph, plan, uncalibrated_ranges(plan), graph)
+    counts = census(graph, plan, graph)
     assert dict(counts.unknown_macs) == {"BatchMatMulV2": 1}
     assert counts.to_json()["unknown_macs"] == {"BatchMatMulV2": 1}
     assert counts.int8_fraction == 1
@@ -56,7 +55,7 @@ def test_ops_with_unknown_macs_are_counts() -> None:
 def test_boundaries_of_litert_are_counts_in_the_plan() -> None:
     graph = from_text(TEXT)
     plan = annotate(graph, Scheme.for_target("litert", keep_float=("y",)))
-    assert census(graph, plan, Ranges({}), graph).boundaries == 2
+    assert census(graph, plan, graph).boundaries == 2
 
 
 @pytest.mark.engine

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 
 import quantkit as qk
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
+from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.roles import find_roles
 from quantkit.quantization import Scheme, annotate
+from quantkit.quantization.precision.decision import Decision
 from quantkit.quantization.targets import find_target, targets
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.planning import convert_uncalibrated
@@ -24,6 +27,16 @@ from onnx_networks import FOLDER
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras' own
 # Names of op types with the same role in both dialects.
 ROLES = {"Conv": "Conv2D", "DepthwiseConv2dNative": "Conv2D", "Gemm": "MatMul", "BatchMatMulV2": "MatMul"}
+
+
+def roles_of_decisions(graph: Graph, decisions: Iterable[Decision]) -> list[tuple[str, str, str]]:
+    """Return op type, precision and source of the decision about each layer, in execution order."""
+    layers = find_roles(graph).layer_ops
+    return [
+        (ROLES.get(graph[each.unit].op, graph[each.unit].op), each.precision, each.source)
+        for each in decisions
+        if graph[each.unit].op in layers
+    ]
 
 
 def decide(source: Any, target: str) -> dict[str, Any]:
@@ -44,6 +57,7 @@ def decide(source: Any, target: str) -> dict[str, Any]:
         "residuals": sum(bool(pattern.add) for pattern in plan.patterns),
         "activations": sum(bool(pattern.activation) for pattern in plan.patterns),
         "float": count(plan.float_fallbacks),
+        "decisions": Counter(roles_of_decisions(graph, plan.decisions)),
         "specs": Counter(map(str, plan.activations.values())),
         "boundaries": boundaries,
     }
@@ -93,6 +107,9 @@ def test_outputs_of_quantized_formats_agree(keras_files: list[Path]) -> None:
     """The measured decisions, too, are the same: observer, scales, float layers and bias correction."""
     images: Array = np.random.default_rng(0).normal(size=(16, 16, 16, 3)).astype(np.float32)
     results = [qk.quantize(path, images, runs=0) for path in keras_files]
+    decisions = [roles_of_decisions(each.conversion.graph, each.decisions) for each in results]
+    assert len(decisions[0]) >= 5
+    assert decisions[1:] == [decisions[0]] * 3
     (names,) = {tuple(sorted(result.model.graph.op_counts.items())) for result in results}
     assert dict(names)["QuantizeLinear"] > 4
     errors = [result.report.accuracy.sqnr.worst for result in results if result.report.accuracy.sqnr is not None]

@@ -35,7 +35,7 @@ from quantkit.runtimes.session import SessionOptions
 def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -> Graph:
     """Return the graph in fused oneDNN ops; float tensors, inputs and outputs keep their names.
 
-    A fused pattern without an int8 kernel stays float; `float_reasons` has the reason.
+    A fused pattern without an int8 kernel stays float; `missing_kernels` has the reason.
 
     Args:
         graph: float graph.
@@ -53,7 +53,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -
     return schedule_for_two_threads(quantized, builder.quantized_shapes()) if streams else quantized
 
 
-def float_reasons(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
+def missing_kernels(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
     """Return planned nodes that stay float because they have no kernel, with the reasons."""
     return _build(graph, plan, ranges).reasons
 
@@ -123,8 +123,8 @@ class TensorFlowTarget(Target):
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
         return _objection_to_groups(node, shapes) if node.op == "Conv2D" else ""
 
-    def float_reasons(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
-        return float_reasons(graph, plan, ranges)
+    def missing_kernels(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
+        return missing_kernels(graph, plan, ranges)
 
     def check(
         self,

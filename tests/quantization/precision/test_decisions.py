@@ -1,0 +1,255 @@
+"""Decisions: one for each layer and other node, in the plan, its file, the result and the text of ``--explain``."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.errors import CheckError, UnavailableError, UsageError
+from quantkit.ir.graph import Graph
+from quantkit.ir.text import from_text
+from quantkit.quantization import Plan, Scheme, annotate
+from quantkit.quantization.fallback import AGREEMENT, ERROR, Loss
+from quantkit.quantization.precision.decision import MAX_NAMES, SOURCES, Decision, ErrorPrediction, explain
+from quantkit.quantization.precision.error import ErrorModel
+from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.targets.tensorflow import missing_kernels
+from quantkit.quantization.workflow import planning
+from quantkit.quantization.workflow import trials as trials_module
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.planning import choose_plan
+from quantkit.quantization.workflow.preparation import prepare_float_graph
+from quantkit.quantization.workflow.trials import Trials
+
+TEXT = """
+    inputs: x
+    outputs: y
+    x = Placeholder[1x8x8x4]()
+    w1 = Const[3x3x4x4]()
+    b1 = Const[4]()
+    c1 = Conv2D(x, w1, T=float, strides=[1, 1, 1, 1], padding=SAME)
+    s1 = BiasAdd(c1, b1, T=float)
+    r1 = Relu(s1, T=float)
+    p1 = MaxPool(r1, T=float, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding=VALID)
+    w2 = Const[3x3x4x4]()
+    c2 = Conv2D(p1, w2, T=float, strides=[1, 1, 1, 1], padding=SAME)
+    n2 = Neg(c2, T=float)
+    w3 = Const[1x1x4x4]()
+    y = Conv2D(n2, w3, T=float, strides=[1, 1, 1, 1], padding=SAME)
+"""
+SCHEME = Scheme.for_target("tensorflow", keep_float=["y"])
+
+
+def sources(plan: Plan) -> dict[str, tuple[str, str]]:
+    return {decision.unit: (decision.precision, decision.source) for decision in plan.decisions}
+
+
+def test_every_layer_and_node_has_one_decision() -> None:
+    plan = annotate(from_text(TEXT), SCHEME, float_nodes={"c2": Decision("c2", "float", "slow", "cost")})
+    expected = {"c1": ("int8", "kernel"), "p1": ("float", "cost"), "c2": ("float", "cost"), "y": ("float", "user")}
+    assert sources(plan) == expected | {"n2": ("float", "op")}
+    assert plan.float_fallbacks["c2"] == "slow"
+    assert plan.float_fallbacks.keys() == sources(plan).keys() - {"c1"}
+    assert all(decision.reason and decision.source in SOURCES for decision in plan.decisions)
+    (kernel,) = [decision.reason for decision in plan.decisions if decision.precision == "int8"]
+    assert kernel == "one int8 kernel computes Conv2D + BiasAdd + Relu"
+
+
+def test_a_reason_of_the_caller_is_a_decision_of_the_user() -> None:
+    plan = annotate(from_text(TEXT), SCHEME, float_nodes={"c2": "my reason"})
+    assert plan.float_decisions["c2"] == Decision("c2", "float", "my reason", "user")
+    assert sources(annotate(from_text(TEXT), SCHEME))["p1"] == ("int8", "op")
+
+
+def test_weights_only_decides_about_each_constant() -> None:
+    plan = annotate(from_text(TEXT), SCHEME.with_(weights_only=True))
+    assert sources(plan) == {"c1": ("int8", "op"), "c2": ("int8", "op"), "y": ("float", "user")}
+
+
+def test_a_plan_file_has_the_reasons_and_sources(tmp_path: Path) -> None:
+    plan = annotate(from_text(TEXT), SCHEME)
+    plan.save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert {"unit": "n2", "precision": "float", "reason": "Neg has no int8 form", "source": "op"} in document[
+        "decisions"
+    ]
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_the_text_groups_decisions_by_reason() -> None:
+    many = [Decision(f"n{index}", "float", "no kernel", "kernel") for index in range(MAX_NAMES + 3)]
+    gained = Decision("first", "float", "noisy", "error", -0.5, 0.25, 0.125)
+    lines = list(explain([Decision("c", "int8", "fast", "kernel", 1.5), *many, gained]))
+    assert [line.split()[:3] for line in lines if line[0] != " "] == [
+        ["float", "kernel", str(len(many))],
+        ["float", "error", "1"],
+        ["int8", "kernel", "1"],
+    ]
+    assert "3 more" in lines[MAX_NAMES + 1]
+    assert lines[-3].strip() == "first: saves -0.5 ms, predicted gain 0.25, measured gain 0.12"
+    assert lines[-1].strip() == "c: saves 1.5 ms"
+
+
+def test_a_layer_without_a_kernel_is_float_in_the_plan() -> None:
+    """The padding of a shifted tensor of unknown size has no kernel: the plan has the decision, not the conversion."""
+    graph = from_text(
+        """
+        inputs: x
+        outputs: y
+        x = Placeholder[1x?x?x3]()
+        w = Const[3x3x3x4]()
+        y = Conv2D(x, w, T=float, strides=[1, 2, 2, 1], padding=SAME)
+        """
+    )
+    plan = annotate(graph, Scheme.for_target("tensorflow"))
+    ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
+    assert missing_kernels(graph, plan, ranges).keys() == {"y"}
+    conversion = Conversion(graph, plan, ranges).with_kernels()
+    assert sources(conversion.plan) == {"y": ("float", "kernel")}
+    assert conversion.with_kernels() is conversion
+
+
+def test_the_error_model_is_compared_with_measured_choices() -> None:
+    model = ErrorModel(None, np.eye(2)[None])  # type: ignore[arg-type]
+    checked = model.check([(np.array([1.0, 0.0]), 10.0), (np.array([1.0, 1.0]), 2.0)])
+    assert checked.rms_db == pytest.approx(10 / np.sqrt(2))
+    assert ErrorPrediction({}, 0.5, 8).to_json() == {"rms_db": 0.5, "samples": 8}
+
+
+@pytest.mark.parametrize(("kind", "is_good"), [(AGREEMENT, False), (ERROR, True)])
+def test_the_kind_of_a_loss_is_stated(kind: str, is_good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disagreement of 1 % is not a good model, even if the KL divergence is the same number."""
+    trials = Trials(FloatReference(feeds=[{}], outputs=[{}]), Options())
+    monkeypatch.setattr(trials, "_is_reported", lambda conversion: False)
+    monkeypatch.setattr(trials, "_trial", lambda conversion: object())
+    monkeypatch.setattr(trials_module, "_loss_of", lambda accuracy: Loss(0.01, 0.01, kind))
+    assert trials.is_good(Any) is is_good  # type: ignore[arg-type]
+
+
+def test_a_failed_trial_is_reported_and_is_not_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise UnavailableError("the runtime has no kernel")
+
+    messages: list[str] = []
+    graph = from_text(TEXT)
+    plan = annotate(graph, SCHEME)
+    conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0))))
+    options = Options(on_message=messages.append)
+    reference = FloatReference(feeds=[{"x": np.ones((1, 8, 8, 4), np.float32)}], outputs=[{"y": np.ones((1, 4))}])
+    trials = Trials(reference, options)
+    monkeypatch.setattr(trials_module, "measure_accuracy", fail)
+    assert not trials.is_good(conversion)
+    assert trials.is_possible is False
+    assert not trials.is_better(replace(conversion), conversion, 0.9)
+    assert trials.failures == ["the runtime has no kernel"]
+    assert messages == ["warning: a trial failed: the runtime has no kernel"]
+
+
+def test_a_fault_of_the_converter_is_not_a_damaged_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: Graph, plan: Plan) -> Graph:
+        raise AssertionError("a fault")
+
+    graph = from_text(TEXT)
+    monkeypatch.setattr(planning, "convert_uncalibrated", fail)
+    with pytest.raises(AssertionError, match="a fault"):
+        choose_plan(Options(plan=annotate(graph, SCHEME)), graph, SCHEME)
+
+
+def test_a_plan_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, paths = qk.load(from_text(TEXT)), list[Path]()
+    plan = annotate(prepare_float_graph(model, Options(), SCHEME, None).graph, SCHEME)
+    plan.save(tmp_path / "plan.json")
+
+    def load(path: Path) -> Plan:
+        paths.append(path)
+        return plan
+
+    monkeypatch.setattr(Plan, "load", load)
+    options = Options(plan=tmp_path / "plan.json")
+    scheme = planning.choose_scheme(options)
+    graph = prepare_float_graph(model, options, scheme, None).graph
+    assert choose_plan(options, graph, scheme) is plan
+    assert paths == [tmp_path / "plan.json"]
+
+
+DIGITS = np.random.default_rng(0).normal(0, 1, (24, 16, 16, 1)).astype(np.float32)
+
+
+@pytest.mark.engine
+def test_a_result_has_the_decisions_and_the_trace(tmp_path: Path) -> None:
+    result = qk.quantize("digits", DIGITS, runs=0, verify=True, trace=tmp_path / "trace.html")
+    document = result.to_json()
+    assert document["decisions"] == [decision.to_json() for decision in result.decisions]
+    assert {decision.unit for decision in result.decisions} == {decision.unit for decision in result.plan.decisions}
+    saved = [decision.saved_ms for decision in result.decisions if decision.reason.startswith("one int8 kernel")]
+    assert len(saved) == len(result.plan.patterns)
+    assert all(ms is not None and ms > 0 for ms in saved)
+    assert document["error_model"] is None
+    assert document["failed_trials"] == []
+    assert result.trace is not None
+    assert sum(bool(record.check) for record in result.trace.records) == len(result.trace.records) > 10
+    text = result.explain()
+    assert "one int8 kernel computes Conv + Relu" in text
+    assert "skipped" in text or "changed" in text
+    assert (tmp_path / "trace.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.engine
+def test_the_accuracy_search_states_its_error_model() -> None:
+    """Two layers with channels of very different sizes: float layers are needed, and the error model ranks them."""
+    random = np.random.default_rng(0)
+    sizes = np.where(np.arange(64) % 16 == 0, 100, 1).astype(np.float32)
+    text = "inputs: x\noutputs: y\nx = Placeholder[?x64]()\nv = Const[64x64]()\nw = Const[64x64]()\n"
+    text += "h = MatMul(x, v, T=float)\nr = Relu(h, T=float)\ny = MatMul(r, w, T=float)"
+    samples = (random.normal(0, 1, (64, 64)) * sizes).astype(np.float32)
+    result = qk.quantize(from_text(text), samples, runs=0, max_drop=0.002, limit=32)
+    assert result.report.fallback is not None
+    assert result.report.fallback.baseline.kind == ERROR
+    model = result.to_json()["error_model"]
+    assert model["rms_db"] >= 0
+    assert model["samples"] == 8
+    layers = {decision.unit: decision for decision in result.decisions if decision.source == "accuracy"}
+    assert layers.keys() == result.report.fallback.keep_float
+    assert all(decision.predicted is not None and decision.saved_ms is not None for decision in layers.values())
+
+
+@pytest.mark.parametrize("name", ["trace.txt", "missing/trace.html"])
+def test_a_trace_that_cannot_be_written_fails_first(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        qk.quantize("digits", DIGITS, runs=0, trace=tmp_path / name)
+
+
+def test_verify_rejects_a_wrong_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that halves a constant fails the verification; nothing is written."""
+    from quantkit.quantization.workflow import preparation
+
+    def fail(before: Graph, after: Graph, transform: Any) -> str:
+        raise CheckError("y: the outputs differ")
+
+    monkeypatch.setattr(preparation, "make_verifier", lambda *arguments, **options: fail)
+    with pytest.raises(CheckError, match="the outputs differ"):
+        prepare_float_graph(qk.load(from_text(TEXT)), Options(verify=True), SCHEME, None)
+
+
+def test_shapes_are_inferred_once_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quantkit.ops import shape_inference
+
+    graphs, infer = list[Graph](), shape_inference.infer
+
+    def record(graph: Graph, *known_shapes: Any) -> Any:
+        graphs.append(graph)
+        return infer(graph, *known_shapes)
+
+    monkeypatch.setattr(shape_inference, "infer", record)
+    graph = from_text(TEXT)
+    annotate(graph, SCHEME)
+    plan = annotate(graph, SCHEME)
+    ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
+    missing_kernels(graph, plan, ranges)
+    assert sum(each is graph for each in graphs) == 1
