@@ -21,6 +21,7 @@ from quantkit.formats.documents import read_toml
 from quantkit.formats.files import write_whole
 from quantkit.quantization.observers import find_observer
 from quantkit.quantization.spec import AFFINE, WEIGHTS, Spec
+from quantkit.runtimes import find_runtime
 
 PAIR_SAFE, REDUCE_RANGE, IGNORE = "pair_safe", "reduce_range", "ignore"
 # Values of `Scheme.saturation`.
@@ -59,6 +60,8 @@ class Scheme:
         weights_only: quantize the weights alone; all arithmetic is in float.
         saturation: weights for processors without VNNI, where kernels add pairs of u8 x s8 products in int16:
             ``pair_safe`` limits the sums of pairs, ``reduce_range`` uses 7 bits, ``ignore`` uses 8 bits and no limit.
+        runtime: name of the runtime whose `quantkit.quantization.targets.workarounds` a file contains; None for those
+            of all runtimes of the target.
     """
 
     target: str = "onnx"
@@ -77,6 +80,7 @@ class Scheme:
     equalize: bool = False
     weights_only: bool = False
     saturation: str = PAIR_SAFE
+    runtime: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -168,6 +172,10 @@ def parse_field(name: str, value: Any) -> Any:
         if isinstance(value, str):
             return Spec.parse(value)
         allowed = 'a number format such as "quint8 affine" or "qint8 symmetric per_channel"'
+    elif name == "runtime":
+        if value is None or isinstance(value, str):
+            return None if value is None else find_runtime(value).name
+        allowed = _ALLOWED[str]
     elif name == "keep_float":
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)

@@ -21,6 +21,7 @@ from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
+from quantkit.quantization.targets.workarounds import PRODUCT_CHAIN, is_needed
 from quantkit.runtimes import AUTO, find_runtime
 
 FLOAT_GATE = "the runtime fuses a float SiLU or HardSwish with the convolution before it"
@@ -43,6 +44,8 @@ class OnnxTarget(Target):
         return lower_layers(raise_opset(graph), splits_kernels=not _transposes_convolutions(runtime))
 
     def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
+        if runtime in self.runtimes:
+            scheme = scheme.with_(runtime=runtime)
         return scheme.with_(float_outputs=True) if _fuses_float_ops(runtime) else scheme
 
     def fuse_for(self, graph: Graph, runtime: str) -> Graph:
@@ -59,7 +62,8 @@ class OnnxTarget(Target):
         return find_first_layers(graph, infer_shapes(graph))
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        return separate_products(concatenate_integers(native.convert(graph, plan, ranges)))
+        quantized = concatenate_integers(native.convert(graph, plan, ranges))
+        return separate_products(quantized) if is_needed(PRODUCT_CHAIN, plan.scheme.runtime) else quantized
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
         return native.edge_parameters(graph, plan, ranges)

@@ -33,9 +33,10 @@ from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
-from quantkit.quantization.targets.onnx.fused_gates import SILU
+from quantkit.quantization.targets.onnx.fused_gates import SILU as SILU_OP
 from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
+from quantkit.quantization.targets.workarounds import AVERAGE, MAXIMUM, PRODUCT, SHUFFLE, SILU, is_needed
 
 # Number format of uint8 images.
 UINT8 = Spec(DType.QUINT8, symmetric=False)
@@ -133,7 +134,7 @@ class _NativeQuantization:
         consumers = self.source.consumers(edge)
         if {node.op for node in consumers} == {"HardSwish"}:
             return -3.0
-        is_silu = _is_silu(edge, consumers) or {node.op for node in consumers} == {SILU}
+        is_silu = _is_silu(edge, consumers) or {node.op for node in consumers} == {SILU_OP}
         return SILU_MINIMUM if is_silu else -inf
 
     def _is_gate(self, edge: Edge) -> bool:
@@ -154,11 +155,16 @@ class _NativeQuantization:
         for edge in [edge for edge in self.parameters if edge not in outputs]:
             self._quantize_edge(edge, is_int8=edge.node in int8_nodes, int8_consumers=int8_consumers)
         self._split_hard_swishes()
-        self._prevent_int8_averages()
-        self._prevent_int8_maxima()
-        self._prevent_float_products()
-        self._prevent_late_dequantization()
-        self._merge_silu_inputs()
+        steps = {
+            AVERAGE: self._prevent_int8_averages,
+            MAXIMUM: self._prevent_int8_maxima,
+            PRODUCT: self._prevent_float_products,
+            SHUFFLE: self._prevent_late_dequantization,
+            SILU: self._merge_silu_inputs,
+        }
+        for name, apply in steps.items():
+            if is_needed(name, self.plan.scheme.runtime):
+                apply()
         for edge in outputs:
             self._quantize_output(edge)
         graph = self.source.with_nodes([*self.nodes.values(), *self.new_nodes])
@@ -331,7 +337,7 @@ class _NativeQuantization:
                 self.nodes[node.name] = node.with_(op="Mul", inputs=(node.inputs[0], values))
 
     def _prevent_int8_averages(self) -> None:
-        """Prevent ONNX Runtime from fusing an average pool: its float kernel is ten times faster.
+        """Prevent ONNX Runtime from fusing an average pool.
 
         The runtime fuses an average between DequantizeLinear and QuantizeLinear, but not with a Concat of one tensor
         after it. OpenVINO removes such a Concat and computes the average in int8.

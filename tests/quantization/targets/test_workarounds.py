@@ -1,0 +1,160 @@
+"""Workarounds: each is still needed by the installed runtime. The row of a failed test may go."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.formats import onnx as onnx_format
+from quantkit.ir.graph import Graph
+from quantkit.quantization.targets import workarounds
+from quantkit.quantization.targets.onnx import native
+from quantkit.quantization.targets.workarounds import (
+    AVERAGE,
+    MAXIMUM,
+    PRODUCT,
+    PRODUCT_CHAIN,
+    SHUFFLE,
+    SILU,
+    WORKAROUNDS,
+    Workaround,
+    is_needed,
+)
+from quantkit.runtimes import find_runtime, open_session
+
+pytestmark = pytest.mark.engine
+onnx = pytest.importorskip("onnx", reason="pip install onnx")
+pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from small_onnx_networks import IMAGE, Network, load, quantize, run, samples, sqnr  # noqa: E402
+
+ROWS = {row.name: row for row in WORKAROUNDS}
+
+
+def quantize_both(
+    network: Network, output: str, name: str, monkeypatch: pytest.MonkeyPatch, **scheme: object
+) -> list[Graph]:
+    """Return the quantized graph with all workarounds, and the one without a workaround."""
+    if not find_runtime(ROWS[name].runtime).available().ok:
+        pytest.skip(f"{ROWS[name].runtime} is not installed")
+    graph, data = load(network.model(output)), samples(network)
+    graphs = [quantize(graph, data, **scheme)[1]]
+    monkeypatch.setattr(workarounds, "WORKAROUNDS", tuple(row for row in WORKAROUNDS if row.name != name))
+    graphs.append(quantize(graph, data, **scheme)[1])
+    assert len(graphs[0]) != len(graphs[1]), "the workaround is applied"
+    return graphs
+
+
+def optimized_ops(network: Network, graph: Graph, folder: Path) -> Counter[str]:
+    """Return the number of nodes by op type after the rewrites of ONNX Runtime."""
+    run(onnx_format.encode(graph), {"x": samples(network)[0]}, folder / "optimized.onnx")
+    return Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
+
+
+def test_each_row_has_a_test() -> None:
+    assert len(ROWS) == len(WORKAROUNDS)
+    assert [row.test for row in WORKAROUNDS if row.test not in globals()] == []
+    assert all(row.reason and row.op and row.first for row in WORKAROUNDS)
+
+
+def test_a_workaround_is_for_a_runtime_and_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Workaround("w", "Identity", "onnxruntime", "1.0", "r", "t")
+    fixed = Workaround("w", "Identity", "onnxruntime", "1.0", "r", "t", fixed="1.1")
+    assert [row.is_needed(runtime) for runtime in (None, "onnxruntime", "openvino")] == [True, True, False]
+    assert not fixed.is_needed("onnxruntime")
+    monkeypatch.setattr(workarounds, "WORKAROUNDS", (fixed,))
+    assert not is_needed("w", None)
+
+
+@pytest.mark.parametrize(("runtime", "op"), [("openvino", "Concat"), ("onnxruntime", "LeakyRelu")])
+def test_files_for_one_runtime_have_no_workaround_of_another(runtime: str, op: str) -> None:
+    network = Network(4, 16)
+    x = network.add("Mul", "x", np.float32(1))
+    for _ in range(2):
+        x = network.add("MatMul", x, network.weights(16, 16))
+    y = network.add("Add", x, network.add("MatMul", "x", network.weights(16, 16)))
+    counts = [
+        qk.quantize(load(network.model(y)), samples(network), runtime=name, runs=0).model.graph.op_counts.get(op, 0)
+        for name in ("auto", runtime)
+    ]
+    assert counts[0] > counts[1] == 0
+
+
+def test_averages_stay_float(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(*IMAGE)
+    y = network.conv(network.add("AveragePool", network.conv("x"), kernel_shape=[3, 3]))
+    counts = [optimized_ops(network, each, tmp_path) for each in quantize_both(network, y, AVERAGE, monkeypatch)]
+    assert [each["QLinearAveragePool"] for each in counts] == [0, 1]
+
+
+def test_quantization_stays_after_a_float_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(*IMAGE)
+    x = network.add("MaxPool", network.add("Tanh", "x"), kernel_shape=[2, 2], strides=[2, 2])
+    sources = []
+    for graph in quantize_both(network, network.conv(x), MAXIMUM, monkeypatch):
+        optimized_ops(network, graph, tmp_path)
+        nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+        producers = {name: node.op_type for node in nodes for name in node.output}
+        (pool,) = (node for node in nodes if node.op_type == "MaxPool")
+        sources.append(producers[pool.input[0]])
+    assert sources == ["Tanh", "QuantizeLinear"]
+
+
+def test_products_before_sums_stay_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(1, 16)
+    left = network.add("MatMul", "x", network.weights(16, 10))
+    right = network.add("MatMul", network.add("Tanh", "x"), network.weights(16, 10))
+    y = network.add("Add", network.add("Add", left, right), network.weights(1, 10))
+    counts = [optimized_ops(network, each, tmp_path) for each in quantize_both(network, y, PRODUCT, monkeypatch)]
+    assert counts[0]["MatMulIntegerToFloat"] == 2 > counts[1]["MatMulIntegerToFloat"]
+
+
+def test_float_silu_is_one_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(*IMAGE)
+    x = network.conv("x")
+    y = network.conv(network.add("Mul", network.add("Sigmoid", x), x))
+    graphs = quantize_both(network, y, SILU, monkeypatch, keep_float=("Sigmoid",))
+    assert [optimized_ops(network, each, tmp_path)["QuickGelu"] for each in graphs] == [1, 0]
+
+
+def test_zero_points_are_subtracted_before_a_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
+    openvino = pytest.importorskip("openvino", reason="pip install openvino")
+    network = Network(*IMAGE)
+    network.add("DepthToSpace", network.conv("x", channels=4), blocksize=2, name="y")
+    shapes = []
+    for graph in quantize_both(network, "y", SHUFFLE, monkeypatch):
+        core = openvino.Core()
+        model = core.compile_model(core.read_model(onnx_format.encode(graph)), "CPU").get_runtime_model()
+        shapes.append(
+            {
+                str(op.get_output_partial_shape(0))
+                for op in model.get_ordered_ops()
+                if op.get_rt_info()["layerType"].astype(str) in ("Eltwise", "Subgraph")
+            }
+        )
+    assert ["[1,1,24,24]" in each for each in shapes] == [False, True]
+
+
+def test_chains_of_products_are_correct(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(8, 16)
+    x = "x"
+    for size, outputs in ((16, 24), (24, 8), (8, 10)):
+        x = network.add("MatMul", x, network.weights(size, outputs))
+    data = {"x": samples(network)[0]}
+    graph = load(network.model(x))
+    ((_, expected),) = find_runtime("onnxruntime").open(graph).run(data).items()
+    errors = []
+    for quantized in quantize_both(network, x, PRODUCT_CHAIN, monkeypatch):
+        with open_session(quantized, "openvino") as session:
+            ((_, actual),) = session.run(data).items()
+        errors.append(sqnr(expected, actual))
+    assert errors[0] > 24 > errors[1]
+
+
+def test_all_rows_are_used() -> None:
+    names = {AVERAGE, MAXIMUM, PRODUCT, SILU, SHUFFLE, PRODUCT_CHAIN}
+    assert ROWS.keys() == names
+    assert native.is_needed is is_needed
