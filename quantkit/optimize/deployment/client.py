@@ -16,7 +16,8 @@ import numpy as np
 from quantkit.data import images, jpeg, preprocessing
 from quantkit.data.inputs import ImageInput
 from quantkit.data.preprocessing import Preprocessing
-from quantkit.formats import external_data_files
+from quantkit.formats import external_data_files, load, save
+from quantkit.formats.files import has_onnx_functions
 from quantkit.optimize.deployment.served_model import DATATYPES, ServedModel
 from quantkit.optimize.deployment.server import Server
 from quantkit.runtimes.session import TensorInfo
@@ -46,7 +47,7 @@ def write_client(model: ServedModel, server: Server, notes: Iterable[str], folde
     else:
         (folder / "example.png").write_bytes(model.image)
     np.savez(folder / "expected.npz", *model.expected)
-    (folder / "README.md").write_text(_readme(model, server, tuple(notes)))
+    (folder / "README.md").write_text(_readme(model, server, tuple(notes)), encoding="utf-8")
 
 
 def write_template(name: str, folder: Path, template: str = "", **values: str) -> None:
@@ -64,7 +65,7 @@ def write_template(name: str, folder: Path, template: str = "", **values: str) -
 
 def write_labels(labels: Iterable[str], path: Path) -> None:
     """Write a label file with one class per line."""
-    path.write_text("".join(f"{label}\n" for label in labels))
+    path.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
 
 
 def copy_model(model: ServedModel, path: Path) -> None:
@@ -73,6 +74,9 @@ def copy_model(model: ServedModel, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, path)
+        return
+    if model.kind == "onnx" and has_onnx_functions(source):
+        save(load(source), path)  # with the functions inlined: not all runtimes inline them
         return
     shutil.copyfile(source, path)
     for location in external_data_files(source) if model.kind == "onnx" else ():

@@ -16,14 +16,14 @@ from quantkit.runtimes.openvino import properties
 def _write(model: ServedModel, folder: Path) -> tuple[str, ...]:
     """Write model and configuration; the server has a parameter for each setting."""
     copy_model(model, folder / "models" / model.name / "1" / SERVER.file_name(model))
-    streams, options = model.deployment.streams, model.deployment.session_options
+    streams = model.deployment.streams
     config = {
         "name": model.name,
         "base_path": f"/models/{model.name}",
-        "target_device": "CPU" if options.gpu_index is None else f"GPU.{options.gpu_index}",
+        "target_device": "CPU",
         # One more request object for each stream: its data is copied while the stream computes.
         **({"nireq": 2 * streams} if streams else {}),
-        "plugin_config": properties(options),
+        "plugin_config": properties(model.deployment.session_options),
     }
     document = {"model_config_list": [{"config": config}]}
     (folder / "models" / "config.json").write_text(json.dumps(document, indent=2) + "\n")

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from quantkit.data.inputs import ImageInput, takes_images
 from quantkit.data.labels import Labels
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.data.random_inputs import find_random_inputs, random_arrays
-from quantkit.errors import UsageError
+from quantkit.errors import GraphError, UsageError
 from quantkit.evaluation.classification import classify_images
 from quantkit.evaluation.opened_model import OpenedModel, open_model
 from quantkit.formats.kinds import kind_of
@@ -53,7 +53,7 @@ class Deployment:
         environment: environment variables of the server.
 
     Raises:
-        UsageError: the name has other characters.
+        UsageError: the name has other characters, or the options name a GPU.
     """
 
     file: Path
@@ -68,6 +68,8 @@ class Deployment:
             raise UsageError(
                 f"{self.name!r} is not a name of a model in a server", hint="use letters, digits, '_', '-' and '.'"
             )
+        if self.options.gpu_index is not None:
+            raise UsageError("the folders of servers are for the CPU", hint="use --device cpu")
 
     @property
     def session_options(self) -> SessionOptions:
@@ -131,6 +133,18 @@ class ServedModel:
         return [" ".join(self.labels.name(index).split()) for index in range(self.labels.length)]
 
 
+class _Sample(NamedTuple):
+    """Inputs and outputs of one run, and the facts about images if the input takes them."""
+
+    feeds: dict[str, Array]
+    results: dict[str, Array]
+    image: bytes | None = None
+    image_input: ImageInput | None = None
+    preprocessing: Preprocessing | None = None
+    scores: str = ""
+    labels: Labels = Labels()
+
+
 def read_model(deployment: Deployment) -> ServedModel:
     """Read the facts about a model from its file, and compute the outputs of a sample.
 
@@ -139,54 +153,67 @@ def read_model(deployment: Deployment) -> ServedModel:
         InputError: the file is missing or broken.
         UnavailableError: the runtime is not installed or cannot run the file.
     """
-    from PIL import Image
-
-    model, image = load(deployment.file), _example_image()
-    options = deployment.session_options
-    opened = open_model(model, deployment.runtime, options, has_all_outputs=True)
+    model = load(deployment.file)
+    opened = open_model(model, deployment.runtime, deployment.session_options, has_all_outputs=True)
     with opened.session as session:
-        inputs, outputs = tuple(session.inputs), tuple(session.outputs)
-        for info in (*inputs, *outputs):
+        for info in (*session.inputs, *session.outputs):
             if info.dtype not in DATATYPES:
                 raise UsageError(
                     f"{info.name!r} takes {info.dtype.value}, which servers do not exchange as JSON",
                     hint="write the model with inputs and outputs of float32, integers or uint8 pixels",
                 )
-        is_image = len(inputs) == 1 and takes_images(inputs[0])
-        image_input = ImageInput.of(inputs[0]) if is_image else None
-        preprocessing = infer_preprocessing(inputs[0], opened.basis) if image_input else None
-        scores, labels = None, Labels()
-        if image_input and preprocessing:
-            with suppress(UsageError):  # no output has a score for each class
-                example: Any = Image.open(BytesIO(image))
-                classified = classify_images([example], model, runtime=deployment.runtime, options=options)
-                preprocessing, labels, scores = classified.preprocessing, classified.labels, classified.output
-            pixels = image_input.decode(image, "example", preprocessing.channels)
-            prepared = image_input.prepare(pixels, preprocessing)
-            feeds = {inputs[0].name: image_input.stack([prepared])}
-            results = session.run(feeds)
-        else:
-            feeds, results = _run_random(opened)
-    sample = tuple(feeds[info.name] for info in inputs)
-    expected = tuple(results[info.name] for info in outputs)
-    if scores not in results or not _has_class_scores(results[scores], sample[0], image_input):
-        scores, labels = None, Labels()
+        sample = None
+        if len(session.inputs) == 1 and takes_images(session.inputs[0]):
+            with suppress(GraphError):  # of dynamic sizes that the graph rejects
+                sample = _run_image(opened, deployment)
+        sample = sample or _run_random(opened)
     names = _signature_names(model)
+    inputs, outputs = (
+        tuple(replace(info, name=names.get(info.name, info.name)) for info in infos)
+        for infos in (session.inputs, session.outputs)
+    )
     return ServedModel(
         deployment,
         kind_of(deployment.file),
         session.runtime,
         model.signature.name if model.signature else "",
-        tuple(replace(info, name=names.get(info.name, info.name)) for info in inputs),
-        tuple(replace(info, name=names.get(info.name, info.name)) for info in outputs),
-        image_input,
-        preprocessing,
-        scores and names.get(scores, scores),
-        labels,
-        image if image_input else None,
-        sample,
-        expected,
+        inputs,
+        outputs,
+        sample.image_input,
+        sample.preprocessing,
+        names.get(sample.scores, sample.scores) if sample.scores else None,
+        sample.labels,
+        sample.image,
+        tuple(sample.feeds[info.name] for info in session.inputs),
+        tuple(sample.results[info.name] for info in session.outputs),
     )
+
+
+def _run_image(opened: OpenedModel, deployment: Deployment) -> _Sample:
+    """Return an image, and the outputs that an opened model computes from it.
+
+    Raises:
+        GraphError: the graph rejects the size of the image.
+    """
+    from PIL import Image
+
+    (info,) = opened.session.inputs
+    form, image = ImageInput.of(info), _example_image()
+    preprocessing = infer_preprocessing(info, opened.basis)
+    scores, labels = "", Labels()
+    with suppress(UsageError):  # no output has a score for each class
+        example: Any = Image.open(BytesIO(image))
+        classified = classify_images(
+            [example], opened.model, runtime=deployment.runtime, options=deployment.session_options
+        )
+        preprocessing, labels, scores = classified.preprocessing, classified.labels, classified.output
+    pixels = form.decode(image, "example", preprocessing.channels)
+    feeds = {info.name: form.stack([form.prepare(pixels, preprocessing)])}
+    results = opened.session.run(feeds)
+    count = len(feeds[info.name]) if form.has_batch_axis else 1
+    if scores not in results or not _has_class_scores(results[scores], count):
+        scores, labels = "", Labels()
+    return _Sample(feeds, results, image, form, preprocessing, scores, labels)
 
 
 def _signature_names(model: Model) -> dict[str, str]:
@@ -198,21 +225,26 @@ def _signature_names(model: Model) -> dict[str, str]:
     }
 
 
-def _has_class_scores(output: Array, sample: Array, image_input: ImageInput | None) -> bool:
-    """Return True if an output has more than one value for each image, and no other axes."""
-    count = len(sample) if image_input and image_input.has_batch_axis else 1
-    return bool(output.ndim and 1 < output.size / count == output.shape[-1])
+def _has_class_scores(output: Array, count: int) -> bool:
+    """Return True if an output has more than one value for each image along one axis.
+
+    Args:
+        output: output of the model.
+        count: number of images in its batch.
+
+    >>> _has_class_scores(np.zeros((2, 10, 1, 1)), 2), _has_class_scores(np.zeros((1, 85, 20)), 1)
+    (True, False)
+    """
+    return 1 < output.size / count == max(output.shape[1:] or output.shape, default=0)
 
 
-def _run_random(opened: OpenedModel) -> tuple[dict[str, Array], dict[str, Array]]:
+def _run_random(opened: OpenedModel) -> _Sample:
     """Return random inputs, and the outputs that an opened model computes from them."""
     session = opened.session
 
-    def run(
-        sizes: Mapping[str, tuple[int, ...]] = {}, integers: tuple[int, int] = (0, 2)
-    ) -> tuple[dict[str, Array], dict[str, Array]]:
+    def run(sizes: Mapping[str, tuple[int, ...]] = {}, integers: tuple[int, int] = (0, 2)) -> _Sample:
         feeds = random_arrays(session.inputs, sizes=sizes, integers=integers)
-        return feeds, session.run(feeds)
+        return _Sample(feeds, session.run(feeds))
 
     if not opened.model.has_readable_graph:
         return run()

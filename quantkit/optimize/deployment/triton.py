@@ -58,7 +58,6 @@ def _format_config(model: ServedModel, parameters: Mapping[str, str]) -> str:
     backend = BACKENDS[deployment.runtime]
     has_batch = model.has_dynamic_batch and backend.makes_batches
     platform = backend.platforms.get(model.kind)
-    device = "KIND_CPU" if deployment.options.gpu_index is None else "KIND_GPU"
     tensors = [
         _format_tensor(field_name, info, array.ndim, has_batch, LABELS if info.name == labelled else "")
         for field_name, labelled, infos, arrays in (
@@ -74,7 +73,7 @@ def _format_config(model: ServedModel, parameters: Mapping[str, str]) -> str:
             f"default_model_filename: {_quote(SERVER.file_name(model))}",
             f"max_batch_size: {MAX_BATCH_SIZE if has_batch else 0}",
             *tensors,
-            f"instance_group {{ count: {deployment.streams or 1} kind: {device} }}",
+            f"instance_group {{ count: {deployment.streams or 1} kind: KIND_CPU }}",
             *(
                 f"parameters {{ key: {_quote(key)} value {{ string_value: {_quote(value)} }} }}"
                 for key, value in parameters.items()
@@ -145,7 +144,7 @@ def _tensorflow_parameters(model: ServedModel) -> Parameters:
     }
     note = f"the backend has no parameter for the precision {options.precision}: it computes in float32"
     parameters = {name: str(value) for name, value in values.items() if value}
-    release = "images of Triton from 25.03 on have no TensorFlow backend: use an older one"
+    release = "25.02 is the last release of Triton with the TensorFlow backend"
     return parameters, (release,) if options.precision == "float32" else (release, note)
 
 

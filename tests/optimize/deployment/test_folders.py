@@ -206,9 +206,9 @@ def test_triton_folder_of_tensorflow(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", ["pplcnet_orientation", "kwt1", "silero_vad_op18", "yunet_n_320"])
+@pytest.mark.parametrize("name", ["pplcnet_orientation", "kwt1", "silero_vad_op18", "yunet_n_320", "xfeat"])
 def test_folders_of_networks_fit_the_schemas(name: str, tmp_path: Path) -> None:
-    """A classifier, a network of sounds, one with a scalar input and several outputs, and a detector."""
+    """A classifier, a network of sounds, one with a scalar input, a detector, and images of any size."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("openvino")
     file = find_network(f"{name}.onnx")
@@ -294,6 +294,26 @@ def test_weights_in_other_files_are_copied(exports: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.engine
+def test_functions_are_inlined(exports: Path, tmp_path: Path) -> None:
+    """OpenVINO does not inline the functions of a file."""
+    pytest.importorskip("openvino")
+    onnx = pytest.importorskip("onnx")
+    file = onnx.load(exports / "classifier.onnx")
+    opset = onnx.helper.make_opsetid("", file.opset_import[0].version)
+    clip = onnx.helper.make_node("Relu", ["a"], ["b"])
+    file.functions.append(onnx.helper.make_function("my", "Clip", ["a"], ["b"], [clip], [opset]))
+    for node in file.graph.node:
+        if node.op_type == "Relu":
+            node.op_type, node.domain = "Clip", "my"
+    file.opset_import.append(onnx.helper.make_opsetid("my", 1))
+    onnx.save(file, tmp_path / "functions.onnx")
+    folder = deploy(Deployment(tmp_path / "functions.onnx", "c", "openvino"), tmp_path / "f", "python")
+    served = onnx.load(folder / "models/model.onnx")
+    assert not served.functions
+    assert [node.op_type for node in served.graph.node].count("Relu") == 2
+
+
+@pytest.mark.engine
 def test_folder_appears_complete_or_not_at_all(exports: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     deployment = Deployment(exports / "classifier.onnx", "c", "onnxruntime")
@@ -343,6 +363,11 @@ def test_limit_of_the_instruction_set_is_an_environment_variable() -> None:
     deployment = Deployment(Path("m.onnx"), "m", "openvino", SessionOptions(isa="avx2"), 2, {"OMP_NUM_THREADS": "1"})
     assert deployment.variables == {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
     assert deployment.session_options == SessionOptions(streams=2)
+
+
+def test_folders_are_for_the_cpu() -> None:
+    with pytest.raises(UsageError, match="are for the CPU"):
+        Deployment(Path("m.onnx"), "m", "openvino", SessionOptions(device="gpu"))
 
 
 def test_yaml_is_that_of_the_library() -> None:

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,25 +105,29 @@ def expected_classes(images: Sequence[Path], file: Path, runtime: str) -> list[l
 
 
 @pytest.mark.parametrize(
-    ("suffix", "runtime", "package"),
+    ("suffix", "runtime", "package", "streams"),
     [
-        (".onnx", "onnxruntime", "onnxruntime"),
-        (".onnx", "openvino", "openvino"),
-        (".pb", "tensorflow", "tensorflow"),
-        ("", "tensorflow", "tensorflow"),
-        (".tflite", "litert", "ai_edge_litert"),
+        (".onnx", "onnxruntime", "onnxruntime", None),
+        (".onnx", "openvino", "openvino", 2),
+        (".pb", "tensorflow", "tensorflow", 2),
+        ("", "tensorflow", "tensorflow", None),
+        (".tflite", "litert", "ai_edge_litert", 2),
     ],
 )
-def test_served_classes_are_those_of_classify(suffix: str, runtime: str, package: str, tmp_path: Path) -> None:
+def test_served_classes_are_those_of_classify(
+    suffix: str, runtime: str, package: str, streams: int | None, tmp_path: Path
+) -> None:
     pytest.importorskip(package)
     pytest.importorskip("tensorflow" if suffix != ".onnx" else "onnxruntime")
     file = save_digits(tmp_path, suffix)
-    deployment = Deployment(file, "digits", runtime, SessionOptions(intra_op=1), environment={"OMP_NUM_THREADS": "1"})
+    options, variables = SessionOptions(intra_op=1), {"OMP_NUM_THREADS": "1"}
+    deployment = Deployment(file, "digits", runtime, options, streams, variables)
     folder = deploy(deployment, tmp_path / "served", "python")
     requirements = (folder / "requirements.txt").read_text().split()
     assert requirements[-1].startswith(f"{package}>=")
-    with serve(folder) as url:
-        predictions = [post(f"{url}/classify?top=5", path.read_bytes())["predictions"] for path in DIGITS]
+    with serve(folder) as url, ThreadPoolExecutor(2) as pool:
+        calls = pool.map(lambda path: post(f"{url}/classify?top=5", path.read_bytes()), DIGITS)
+        predictions = [document["predictions"] for document in calls]
         printed = call_client(folder, url, str(DIGITS[0]), "--top", "2")
         checked = call_client(folder, url, "--check")
     served = [[(item["label"], item["score"], item["index"]) for item in row] for row in predictions]
