@@ -13,8 +13,9 @@ towards one of the next classes, and h the median of m, the first-order probabil
 
 if the density of m near 0 is at most F times its mean below h: 1 if it rises from 0, as for a network that is sure of
 most samples, and 1.4 if it falls exponentially, as for scores without any knowledge. The lower one of the two limits
-holds. The limits of means are Student's. When several candidates are measured on the same samples, the probability to
-exceed each limit is divided by their number, so that all limits hold together (Bonferroni).
+holds. The limits of means are Student's. The limit of the k-th candidate on the same samples is exceeded with
+probability ALPHA / (k (k + 1)), so that all limits hold together with the stated confidence, for any number of
+candidates (Bonferroni; the sum is ALPHA).
 """
 
 from collections.abc import Callable, Iterable
@@ -67,15 +68,15 @@ class Drop:
         return asdict(self)
 
 
-def measure_drop(session: Session, reference: FloatReference, count: int) -> Drop:
+def measure_drop(session: Session, reference: FloatReference, position: int) -> Drop:
     """Run a candidate on the samples of a float model, and return its drop.
 
     Args:
         session: session of the candidate.
         reference: outputs of the float model on samples that were not used to choose.
-        count: number of candidates that are measured on these samples.
+        position: position among the candidates on these samples, from 1.
     """
-    alpha, name = ALPHA / count, reference.score_output
+    alpha, name = ALPHA / (position * (position + 1)), reference.score_output
     if name is not None:
         return _count_losses(reference.runs(session), name, alpha, has_labels=reference.top1 is not None)
     task = reference.task or TASKS[DEFAULT_TASK]
@@ -182,11 +183,11 @@ def mean_limit(values: list[float], alpha: float) -> float:
     return fmean(values) + t * stdev(values) / sqrt(len(values))
 
 
-def samples_for(max_drop: float, count: int) -> int:
+def samples_for(max_drop: float, position: int) -> int:
     """Return the number of samples without any loss that show a drop of class scores below a limit.
 
     Args:
         max_drop: limit, above 0 and below 1.
-        count: number of candidates that are measured on these samples.
+        position: position among the candidates on these samples, from 1.
     """
-    return ceil(log(ALPHA / count) / log1p(-max_drop))
+    return ceil(log(ALPHA / (position * (position + 1))) / log1p(-max_drop))

@@ -18,7 +18,7 @@ from quantkit.formats.sizes import format_size
 from quantkit.formats.temporary import OwnedFolder
 from quantkit.optimize.deployment import Deployment, deploy
 from quantkit.optimize.drop import samples_for
-from quantkit.optimize.search import EXACT, MOST_DROPS, Choice, Goal, name_of
+from quantkit.optimize.search import EXACT, Choice, Goal, name_of
 from quantkit.optimize.state import CandidateTrial
 from quantkit.runtimes import find_runtime
 
@@ -100,9 +100,9 @@ class Optimization:
         if choice.drop is None:
             return f"{text}; its drop was not measured"
         if choice.drop.high > self.goal.max_drop:
-            needed = samples_for(self.goal.max_drop, MOST_DROPS)
+            needed = samples_for(self.goal.max_drop, 1)
             is_few = choice.drop.value <= self.goal.max_drop and choice.drop.samples < needed
-            few = f": more held-out samples, {needed} at most, may show {self.goal.max_drop:g}" if is_few else ""
+            few = f": more held-out samples, about {needed}, may show {self.goal.max_drop:g}" if is_few else ""
             return f"{text}, but {choice.drop}{few}"
         return text
 

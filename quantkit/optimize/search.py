@@ -405,7 +405,7 @@ class FileSearch:
         try:
             model = load(candidate.path, inputs=settings.inputs, outputs=settings.outputs)
             with open_session(model.runnable, settings.runtime, settings.options) as session:
-                return measure_drop(session, self.reference, MOST_DROPS)
+                return measure_drop(session, self.reference, len(self.state.drops) + 1)
         except QuantkitError as error:
             self.skipped[name_of(candidate)] = error.message
             return None

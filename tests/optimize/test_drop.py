@@ -32,15 +32,15 @@ class Reference:
         return outputs
 
 
-def measure(reference: Reference, actual: Array, count: int = 1) -> Any:
-    return measure_drop(actual, reference, count)  # type: ignore[arg-type]
+def measure(reference: Reference, actual: Array, position: int = 1) -> Any:
+    return measure_drop(actual, reference, position)  # type: ignore[arg-type]
 
 
 def test_limits_of_proportions_are_exact() -> None:
     assert proportion_limit(0, 299, 0.05) == pytest.approx(1 - 0.05 ** (1 / 299))
     assert proportion_limit(5, 100, 0.05) == pytest.approx(0.1023, abs=1e-4)  # tables of Clopper and Pearson
     assert proportion_limit(7, 7, 0.05) == 1
-    assert samples_for(0.01, 1) == 299
+    assert samples_for(0.01, 1) == 368
 
 
 def test_limits_of_means_are_those_of_student() -> None:
