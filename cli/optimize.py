@@ -109,6 +109,11 @@ def _add_search(parser: ArgumentParser) -> None:
         default=CALIBRATION_LIMIT,
         help=f"maximum number of samples that calibrate (default: {CALIBRATION_LIMIT})",
     )
+    parser.add_argument(
+        "--from-receipt",
+        metavar="FILE",
+        help="repeat the search that wrote this file: its objective, bound, runtimes, precisions, time budget and seed",
+    )
     parser.add_argument("--seed", type=parse_natural, default=0, help="seed of the measurements (default: 0)")
     parser.add_argument(
         "--deploy", metavar="FOLDER", help="write a folder that serves the best file, with a client that checks it"

@@ -47,10 +47,10 @@ class Int8Form:
     def name(self) -> str:
         """Text in the report."""
         if self.runtime != AUTO:
-            return f"int8, form for {find_runtime(self.runtime).title}"
+            return f"int8 for {find_runtime(self.runtime).title}"
         if len(find_target(self.target).runtimes) > 1:
-            return "int8, form for all runtimes"
-        return f"int8, target {self.target}"
+            return "int8 for all runtimes"
+        return f"int8 for {find_runtime(self.runtimes[0]).title}"
 
 
 def int8_forms(runtimes: Sequence[str], suffix: str) -> list[Int8Form]:

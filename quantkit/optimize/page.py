@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quantkit.benchmark.results.report import format_latency
-from quantkit.drawing import escape_text, html_page, html_section, html_table
+from quantkit.drawing import escape_text, html_list, html_page, html_section, html_table
 from quantkit.drawing import report_charts as charts
 from quantkit.drawing.html_page import NUM_SERIES
 from quantkit.formats.files import write_whole
@@ -39,7 +39,7 @@ def _sections(result: Optimization) -> Iterator[str]:
     yield html_section("Latency of the fastest candidates", charts.html_key(key), bars)
     front = html_table(TITLES, map(cells, result.front), range(1, 6), _mark_best(result))
     yield html_section("Candidates that no other one beats in latency, drop and size", front)
-    yield html_section("All others", html_table(("candidate", "reason"), result.reasons))
+    yield html_section("All others", html_list(f"{name}: {reason}" for name, reason in result.reasons))
     settings = result.settings
     texts = {"Command line": settings.command, "Python": settings.python}
     if settings.native:

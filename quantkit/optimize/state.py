@@ -26,7 +26,7 @@ class Form:
     """File of the model in one precision and format.
 
     Attributes:
-        name: text in the report: ``int8, form for OpenVINO``.
+        name: text in the report: ``int8 for OpenVINO``.
         precision: ``float32``, or ``int8`` for a file with int8 layers.
         path: the file.
         runtimes: runtimes that are to run it.
@@ -58,7 +58,7 @@ class Form:
 
     def candidate(self, runtime: str, options: SessionOptions) -> Candidate:
         """Return the file in a runtime."""
-        text = "" if options.precision == "float32" else f", {options.precision} arithmetic"
+        text = "" if options.precision == "float32" else f", {options.precision}"
         return Candidate(f"{self.name}{text}", self.path, replace(self.settings, runtime=runtime, options=options))
 
 

@@ -32,12 +32,14 @@ from quantkit.benchmark.sampling.candidate import digest
 from quantkit.data import Dataset, PreprocessingOptions, as_dataset
 from quantkit.data.preprocessing import ColorOrder
 from quantkit.distribution import NAME
-from quantkit.errors import QuantkitError, UsageError
+from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.evaluation.tasks import Score, find_task
 from quantkit.formats import check_distinct, check_folder, check_target
+from quantkit.formats.documents import check_structure
 from quantkit.formats.temporary import OwnedFolder
 from quantkit.model import Model
 from quantkit.model.loading import fix_input_shapes
+from quantkit.model.receipt import receipt
 from quantkit.optimize.deployment import SERVERS
 from quantkit.optimize.forms import Sizes, float_forms, has_dynamic_sizes, metadata_of_file, sample_sizes, write_form
 from quantkit.optimize.result import Optimization, OptimizationInterrupted, format_suffix
@@ -59,6 +61,10 @@ PRECISIONS = ("float32", *FEATURES, "int8")
 DEFAULT_PRECISIONS = ("float32", "bfloat16", "int8")
 SUFFIXES = (".onnx", ".pb", ".tflite")
 MAX_DROP, TIME_BUDGET = 0.01, 600.0
+# Arguments of a search that its receipt contains, and the types of the goal.
+REPEATED = ("objective", "max_drop", "precisions", "runtimes", "seed", "time_budget")
+_GOAL = {"objective": str, "max_drop": float | int, "precisions": [str], "runtimes": [str], "seed": int}
+_GOAL |= {"suffix": str, "server": str}
 # Most samples that are held out; fewest that calibrate, if there are twice as many, and fewest of each kind.
 MOST_SAMPLES, FEWEST_CALIBRATING, FEWEST_SAMPLES = 2000, 32, 2
 
@@ -94,6 +100,7 @@ def optimize(
     input_std: float | Sequence[float] | None = None,
     input_color_order: ColorOrder | None = None,
     seed: int = 0,
+    from_receipt: PathLike | None = None,
     offline: bool = False,
     on_progress: OnProgress = ignore_progress,
     on_message: OnMessage = ignore_message,
@@ -126,6 +133,8 @@ def optimize(
         labels, inputs, outputs, signature, tags, checkpoint, input_shapes, random_weights, input_width, input_height,
             input_mean, input_std, input_color_order, offline: see `quantkit.quantize`.
         seed: seed of the measurements.
+        from_receipt: file of an earlier search, whose objective, bound, runtimes, precisions, time budget and seed
+            replace those of the arguments.
         on_progress: receives the step, the best candidate so far, and the seconds of the time budget.
         on_message: receives messages.
 
@@ -144,10 +153,17 @@ def optimize(
     require_flag(random_weights=random_weights, offline=offline)
     require_text(server=server, **without_none(signature=signature))
     require_names(precisions=precisions, **without_none(runtimes=runtimes, inputs=inputs, outputs=outputs, tags=tags))
-    require_path(**without_none(resume=resume, output=output, labels=labels, checkpoint=checkpoint, deploy=deploy))
+    require_path(
+        **without_none(
+            resume=resume, output=output, labels=labels, checkpoint=checkpoint, deploy=deploy, from_receipt=from_receipt
+        )
+    )
     require_callable(on_progress=on_progress, on_message=on_message)
     start, budget = monotonic(), parse_duration(time_budget, "time_budget")
     output_path = None if output is None else expand_user(output)
+    if from_receipt is not None:
+        earlier = _read_search(from_receipt)
+        objective, max_drop, precisions, runtimes, seed, budget = (earlier[name] for name in REPEATED)
     goal = Goal(
         objective,
         max_drop,
@@ -224,6 +240,26 @@ def optimize(
     if deploy is not None:
         result.deploy(deploy, server)
     return result
+
+
+def _read_search(path: PathLike) -> dict[str, Any]:
+    """Return the arguments of the search in the receipt of a file.
+
+    Raises:
+        InputError: the file is missing or broken, was changed, or is not that of a search.
+    """
+    checked = receipt(path)
+    facts = (checked.receipt or {}).get("search")
+    hint = "name a file that quantkit optimize wrote"
+    if facts is None or not checked.matches:
+        reason = next(iter(found.problems), "its receipt has no search")
+        raise InputError(f"{path}: {reason}", hint=hint)
+    try:
+        check_structure(facts["goal"], _GOAL, "goal")
+        check_structure(facts["time_budget"], float | int, "time_budget")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: the search of the receipt is damaged: {error}", hint=hint) from None
+    return {**facts["goal"], "time_budget": facts["time_budget"]}
 
 
 def _check_precisions(value: str | Iterable[str]) -> tuple[str, ...]:
@@ -337,12 +373,12 @@ def _conclude(search: FileSearch, model: Model, output: Path | None, folder: Own
     if not format_suffix(file):
         file = file.with_name(file.name + best.form.path.suffix)
     metadata = metadata_of_file(best.form.path)
-    receipt = metadata.get("receipt") or {
+    facts = metadata.get("receipt") or {
         "schema": RECEIPT_SCHEMA,
         "versions": {"quantkit": version(NAME)},
         "source": {"file": None if model.path is None else digest(model.path)[0], "graph": graph_digest(model.graph)},
     }
-    write_form(best.form, {**metadata, "receipt": {**receipt, "search": _describe(search, best)}}, file)
+    write_form(best.form, {**metadata, "receipt": {**facts, "search": _describe(search, best)}}, file)
     return Optimization(
         model.name,
         file,

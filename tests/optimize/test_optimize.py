@@ -101,7 +101,7 @@ def test_a_slow_int8_file_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runtimes_that_cannot_catch_up_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, lambda each: int8_is_fast(each) * (9 if each.settings.runtime == "onnxruntime" else 1))
     result = qk.optimize("digits", DATA, runtimes=RUNTIMES)
-    assert "cannot catch up" in result.skipped["int8, form for ONNX Runtime"]
+    assert "cannot catch up" in result.skipped["int8 for ONNX Runtime"]
 
 
 def test_a_broken_runtime_is_not_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +231,18 @@ def test_the_command_writes_the_same_bytes_and_a_page(
     assert qk.receipt("a.onnx").matches
     first, second = (qk.load(tmp_path / name).graph for name in ("a.onnx", "b.onnx"))
     assert first.nodes == second.nodes
+
+
+def test_a_search_is_repeated_from_a_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, int8_is_fast)
+    first = qk.optimize("digits", DATA, runtimes=["openvino"], max_drop=0.02, seed=7, output=tmp_path / "first.onnx")
+    again = qk.optimize("digits", DATA, from_receipt=first.file, output=tmp_path / "again.onnx")
+    assert again.goal == first.goal
+    assert again.best.name == first.best.name
+    assert qk.load(again.file).graph.nodes == qk.load(first.file).graph.nodes
+    qk.quantize("digits", DATA, runs=0, limit=8, output=tmp_path / "other.onnx")
+    with pytest.raises(InputError, match="no search"):
+        qk.optimize("digits", DATA, from_receipt=tmp_path / "other.onnx")
 
 
 def test_a_server_limits_the_runtimes_and_gets_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
