@@ -252,7 +252,7 @@ def _read_search(path: PathLike) -> dict[str, Any]:
     facts = (checked.receipt or {}).get("search")
     hint = "name a file that quantkit optimize wrote"
     if facts is None or not checked.matches:
-        reason = next(iter(found.problems), "its receipt has no search")
+        reason = next(iter(checked.problems), "the receipt of the file has no search")
         raise InputError(f"{path}: {reason}", hint=hint)
     try:
         check_structure(facts["goal"], _GOAL, "goal")
