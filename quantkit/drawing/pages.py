@@ -11,6 +11,8 @@ from heapq import heapify, heappop, heappush
 
 from quantkit.ir.graph import Graph, Node
 
+# Text between the first and the last name of a group.
+RANGE = " ... "
 MAX_BOXES = 60
 # Neighbours outside a page that are drawn at its margin, in each direction.
 MAX_NEIGHBOURS = 8
@@ -140,7 +142,7 @@ class _PageBuilder:
             starts = range(0, len(members), self.max_boxes)
             runs = [members[start : start + self.max_boxes] for start in starts]
             members = [
-                _Group(f"{_title(run[0])} ... {_title(run[-1])}", tuple(run)) if len(run) > 1 else run[0]
+                _Group(f"{_title(run[0])}{RANGE}{_title(run[-1])}", tuple(run)) if len(run) > 1 else run[0]
                 for run in runs
             ]
         return tuple(members)
@@ -230,4 +232,5 @@ def _leaves(group: _Group) -> Iterator[str]:
 
 
 def _title(member: _Group | str) -> str:
-    return member if isinstance(member, str) else member.title.partition(" ... ")[0]
+    """Return the name of a node, or the first name of a group; a scope without a name has that of its first node."""
+    return member if isinstance(member, str) else member.title.partition(RANGE)[0] or next(_leaves(member))

@@ -7,7 +7,7 @@ from html import escape
 from itertools import pairwise
 
 from quantkit.drawing.layout import Point, place_boxes
-from quantkit.drawing.pages import Item, Page
+from quantkit.drawing.pages import RANGE, Item, Page
 
 LETTER_WIDTH = 6.7
 LINE_HEIGHT = 15.0
@@ -67,9 +67,13 @@ def _size(style: BoxStyle) -> Point:
     return letters * LETTER_WIDTH + 2 * PADDING, len(style.lines) * LINE_HEIGHT + PADDING
 
 
-def _shorten(text: str) -> str:
-    """Return the end of a long name, where names differ."""
-    return text if len(text) <= MAX_LETTERS else f"…{text[1 - MAX_LETTERS :]}"
+def _shorten(text: str, letters: int = MAX_LETTERS) -> str:
+    """Return the end of a long name, where names differ; of a range, the ends of both names."""
+    if len(text) <= letters:
+        return text
+    if RANGE in text:
+        return RANGE.join(_shorten(name, (letters - len(RANGE)) // 2) for name in text.split(RANGE, 1))
+    return f"…{text[1 - letters :]}"
 
 
 def _render_box(style: BoxStyle, center: Point, size: Point) -> Iterator[str]:

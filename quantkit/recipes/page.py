@@ -35,13 +35,15 @@ def trace_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
     count = f"nothing to do, {len(after)} nodes" if is_same else f"{len(before)} -> {len(after)} nodes"
     title = f"{document['model']}: {count}"
     number = len(document["steps"])
+    has_results = any(_results(step) for step in document["steps"])
     body = Template(_part("page.html")).substitute(
         title=escape_text(title),
         recipe=escape_text(document["recipe"]),
         summary=f'<p class="note">None of the {number} steps changed a node.</p>' if is_same else "",
         open="" if is_same else " open",
         view="after" if is_same else "",
-        steps="\n".join(_step(number, step) for number, step in enumerate(document["steps"], 1)),
+        check="<th>check</th>" if has_results else "",
+        steps="\n".join(_step(number, step, has_results) for number, step in enumerate(document["steps"], 1)),
         ops=_ops(document["before"]["op_counts"], document["after"]["op_counts"]),
         before=_figures(pages["before"], nodes["before"]),
         after=_figures(pages["after"], nodes["after"]),
@@ -81,10 +83,13 @@ def _part(name: str) -> str:
     return files("quantkit.recipes").joinpath(name).read_text(encoding="utf-8")
 
 
-def _step(number: int, step: Mapping[str, Any]) -> str:
-    results = [f"verified: {step['check']}"] if step["check"] else []
-    results += [f"undone: {step['undone']}"] if step["undone"] else []
-    results += [f"ignored: {step['ignored_error']}"] if step["ignored_error"] else []
+def _results(step: Mapping[str, Any]) -> list[str]:
+    """Return the results of the verification of a step."""
+    titles = {"check": "verified", "undone": "undone", "ignored_error": "ignored"}
+    return [f"{title}: {step[key]}" for key, title in titles.items() if step[key]]
+
+
+def _step(number: int, step: Mapping[str, Any], has_results: bool) -> str:
     ops = ", ".join(f"{count:+} {op}" for op, count in step["ops"].items())
     skips = [f"{skip['node']}: {skip['reason']}" if skip["node"] else skip["reason"] for skip in step["skips"]]
     cells = (
@@ -93,7 +98,7 @@ def _step(number: int, step: Mapping[str, Any]) -> str:
         f"{step['nodes_before']} &rarr; {step['nodes_after']}",
         escape_text(ops),
         _list("changed", step["changes"]) + _list("skipped", skips),
-        escape_text("; ".join(results)),
+        *([escape_text("; ".join(_results(step)))] if has_results else []),
         f"{step['seconds'] * 1e3:.0f} ms",
     )
     is_idle = not (step["changes"] or step["ops"] or step["ignored_error"])

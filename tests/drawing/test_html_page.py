@@ -88,3 +88,11 @@ def test_many_samples_are_averaged_and_parts_of_a_whole_are_stacked() -> None:
     assert svg.count('<rect class="faded"') == 2
     assert "time since the start" in svg
     assert TimeSeries("a", "MB", seconds[:9], {"a": seconds[:9]}).average_samples().resolution == ""
+
+
+def test_tables_show_that_they_scroll() -> None:
+    style = (Path(drawing.__file__).parent / "page.css").read_text()
+    (rule,) = re.findall(r"\.quantkit \.wide {([^}]*scrollbar[^}]*)}", style)
+    assert "overflow-x: auto" in rule
+    assert rule.count("local") == rule.count("scroll;") + rule.count("scroll,") == 2  # covers move, shadows stay
+    assert '<div class="wide"><table>' in html_table(["a"], [["b"]])

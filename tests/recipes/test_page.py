@@ -94,6 +94,17 @@ def test_steps_ops_and_both_graphs_are_shown() -> None:
     assert "box new" not in kinds
 
 
+def test_results_of_a_verification_have_a_column_only_with_it() -> None:
+    before = graph(["a"])
+    _, trace = run(parse("remove_nodes(op=Identity)"), before)
+    document = trace_document(trace)
+    assert "check</th>" not in trace_page(document, before, before)
+    document["steps"][0]["check"] = "equal outputs"
+    page = trace_page(document, before, before)
+    assert "<th>check</th><th>time</th>" in page
+    assert "<td>verified: equal outputs</td>" in page
+
+
 def test_steps_without_changes_are_dimmed() -> None:
     text = make_page(["a", "b"], "remove_nodes(op=Identity) fold_pads")
     rows = [attrs.get("class") for tag, attrs in Page(text).elements if tag == "tr"]
@@ -152,6 +163,16 @@ def test_large_graph_is_split_into_pages() -> None:
     data = json.loads(Page(text).scripts[0])
     assert all(node["page"] is not None for node in data["before"]["nodes"] if node["op"] != "Const")
     assert max(svg.count('<g class="box') for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)) <= 60 + 16
+
+
+def test_labels_of_groups_begin_with_a_name() -> None:
+    text = make_page([f"/layer{number}/{'long' * 9}/conv" for number in range(200)])
+    titles = re.findall(r'class="box group [^>]*><title>([^:]*): opens', text)
+    ranges = [title for title in titles if " ... " in title]
+    assert ranges
+    assert all(len(title.partition(" ... ")[0]) > 1 for title in ranges)
+    labels = [label for label in re.findall(r'class="first">([^<]*)', text) if " ... " in label]
+    assert all(len(end) > 3 for label in labels for end in label.split(" ... "))
 
 
 def test_document_has_the_state_of_each_node() -> None:
