@@ -8,6 +8,7 @@ import errno
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -217,6 +218,7 @@ def _run(arguments: list[str]) -> int:
     parser = make_parser(name, command)
     try:
         args = parser.parse_args(_kebab(arguments[1:], parser))
+        args.command_line = shlex.join(("quantkit", *arguments))
     except SystemExit as leave:  # --help
         return int(leave.code or 0)
     if plugins := getattr(args, "plugin", None):

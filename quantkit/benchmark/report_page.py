@@ -27,18 +27,29 @@ from quantkit.runtimes import REGISTRY
 TITLE = "quantkit benchmark"
 # Layers in the chart; the table below it has more.
 NUM_LAYERS = 12
+PROFILE_NOTE = "These times are those of the profile, a run of its own whose calls differ from those of the benchmark."
+ABOVE_NOTE = (
+    '<p class="small">Layers above the lines are faster than the peaks measured in the same run: their data stays in '
+    "caches, which the copy of large arrays does not use, or other programs delayed the measurement of the peaks.</p>"
+)
 
 
-def save_page(path: str | os.PathLike[str], benchmark: Benchmark | None = None, profile: Profile | None = None) -> None:
+def save_page(
+    path: str | os.PathLike[str],
+    benchmark: Benchmark | None = None,
+    profile: Profile | None = None,
+    command_line: str = "",
+) -> None:
     """Write the page, or with the suffix ``.svg`` only the chart of the medians, to a file that appears complete.
 
     Args:
         path: file with the suffix ``.html``, or ``.svg`` for a chart.
         benchmark: latencies; None if they were not measured.
         profile: time by layer; None if it was not measured.
+        command_line: command that measured; empty for the command that repeats the measurements.
     """
     is_chart = Path(path).suffix == ".svg" and benchmark is not None
-    text = median_chart(benchmark) if is_chart and benchmark else render_page(benchmark, profile)
+    text = median_chart(benchmark) if is_chart and benchmark else render_page(benchmark, profile, command_line)
     write_whole(Path(path), lambda file: file.write(text.encode()))
 
 
@@ -47,23 +58,25 @@ def save_page_with_layers(
     benchmark: Benchmark,
     models: Any,
     *,
+    command_line: str = "",
     on_progress: OnProgress = ignore_progress,
     **options: Unpack[CandidateOptions],
 ) -> None:
     """Measure the time by layer, and write the page; a chart, and the page of a saved benchmark, have no layers.
 
     Args:
-        path, benchmark: see `save_page`.
+        path, benchmark, command_line: see `save_page`.
         models, on_progress, options: see `profile_layers`.
 
     Raises:
         UsageError, InputError: see `profile_layers`.
     """
     profile = None
-    if Path(path).suffix != ".svg" and find_saved(models) is None:
+    is_saved = find_saved(models) is not None
+    if Path(path).suffix != ".svg" and not is_saved:
         with suppress(UnavailableError):
             profile = profile_layers(models, on_progress=on_progress, **options)
-    save_page(path, benchmark, profile)
+    save_page(path, benchmark, profile, "" if is_saved else command_line)
 
 
 def median_chart(benchmark: Benchmark) -> str:
@@ -73,11 +86,14 @@ def median_chart(benchmark: Benchmark) -> str:
     return charts.svg_document(_latency_title(benchmark), machine, _runtime_key(benchmark), chart)
 
 
-def render_page(benchmark: Benchmark | None, profile: Profile | None) -> str:
-    """Return the page as HTML."""
-    reasons = (benchmark.reasons if benchmark else ()) or (profile.reasons if profile else ())
-    layers = [*(_layer_sections(profile) if profile else ()), *([_reason_section(reasons)] if reasons else ())]
-    sections = _benchmark_sections(benchmark, layers) if benchmark else [f"<h1>{TITLE}</h1>", *layers]
+def render_page(benchmark: Benchmark | None, profile: Profile | None, command_line: str = "") -> str:
+    """Return the page as HTML; the reasons are those of the profile on the page, if it has some."""
+    reasons = (profile.reasons if profile else ()) or (benchmark.reasons if benchmark else ())
+    layers = [
+        *(_layer_sections(profile) if profile else ()),
+        *([_reason_section(reasons, PROFILE_NOTE if profile is None else "")] if reasons else ()),
+    ]
+    sections = _benchmark_sections(benchmark, layers, command_line) if benchmark else [f"<h1>{TITLE}</h1>", *layers]
     comparison = benchmark and benchmark.baseline_comparison
     shown = {f"  {reason}" for each in (benchmark, profile) if each for reason in each.reasons}
     shown |= set(comparison.lines if comparison else ())
@@ -86,7 +102,7 @@ def render_page(benchmark: Benchmark | None, profile: Profile | None) -> str:
     return html_page(TITLE, [*sections, html_section("Notes", html_list(notes))])
 
 
-def _benchmark_sections(benchmark: Benchmark, layers: Sequence[str]) -> Iterator[str]:
+def _benchmark_sections(benchmark: Benchmark, layers: Sequence[str], command_line: str) -> Iterator[str]:
     contexts = [measurement.context for measurement in benchmark.measurements]
     yield f"<h1>{escape_text(_claim(benchmark))}</h1>"
     if benchmark.rivals and not _has_intervals(benchmark):
@@ -115,11 +131,11 @@ def _benchmark_sections(benchmark: Benchmark, layers: Sequence[str]) -> Iterator
         yield html_section("Load time and memory", tables[-1])
         versions = sorted({f"{context.runtime} {context.version}" for context in contexts})
         machine = f"{contexts[0].machine.system}, Python {contexts[0].machine.python}, {', '.join(versions)}"
-        command = f"<pre>{escape_text(command_line(contexts))}</pre>"
+        command = f"<pre>{escape_text(command_line or format_command(contexts))}</pre>"
         yield html_section("Command", command, f'<p class="small">{escape_text(machine)}</p>')
 
 
-def command_line(contexts: Sequence[MeasurementContext]) -> str:
+def format_command(contexts: Sequence[MeasurementContext]) -> str:
     """Return the command that repeats the measurements, with the settings of the first one."""
     first = contexts[0]
     flags = {
@@ -143,15 +159,22 @@ def _layer_sections(profile: Profile) -> Iterator[str]:
         (layer or OTHER_OPS, [1e3 * model.seconds_of(layer) for model in profile.models])
         for layer in profile.layers[:NUM_LAYERS]
     ]
-    yield html_section(
-        "Slowest layers", charts.html_key(series), charts.draw_layers(rows, series, "ms"), profile.html_table()
+    totals = ", ".join(
+        f"{format_latency(model.untraced_seconds)} ms for {each.name}"
+        for model, each in zip(profile.models, series, strict=True)
     )
+    note = f'<p class="small">{escape_text(f"{PROFILE_NOTE} One call took {totals} there.")}</p>'
+    chart = charts.draw_layers(rows, series, "ms")
+    yield html_section("Slowest layers", note, charts.html_key(series), chart, profile.html_table())
     for runtime, peaks in profile.peaks.items():
         points = list(_points(profile, runtime, series))
         chart = charts.draw_roofline(points, _peak_rates(peaks), peaks.num_bytes)
         if chart:
             key = charts.html_key(list(dict.fromkeys(point.series for point in points)))
-            yield html_section(f"Roofline in {runtime}", key, chart)
+            highest = max(rate for _, rate in _peak_rates(peaks))
+            limits = [min(highest, point.intensity * peaks.num_bytes) for point in points]
+            is_above = any(point.rate > limit for point, limit in zip(points, limits, strict=True))
+            yield html_section(f"Roofline in {runtime}", key, chart, *([ABOVE_NOTE] if is_above else []))
 
 
 def _points(profile: Profile, runtime: str, series: Sequence[charts.ChartSeries]) -> Iterator[charts.RooflinePoint]:
@@ -167,12 +190,14 @@ def _peak_rates(peaks: Peaks) -> list[tuple[str, float]]:
     return [(f"{name} peak", rate) for name, rate in rates if rate]
 
 
-def _reason_section(reasons: Iterable[Reason]) -> str:
+def _reason_section(reasons: Iterable[Reason], note: str) -> str:
     items = "".join(
         f"<li>{escape_text(reason.kind)}: {escape_text(reason.text)}<pre>{escape_text(reason.command)}</pre></li>"
         for reason in reasons
     )
-    return html_section("What limits the int8 model", f"<ol>{items}</ol>")
+    return html_section(
+        "What limits the int8 model", f'<p class="small">{note}</p>' if note else "", f"<ol>{items}</ol>"
+    )
 
 
 def _bars(benchmark: Benchmark) -> list[charts.Bar]:
@@ -187,7 +212,8 @@ def _bars(benchmark: Benchmark) -> list[charts.Bar]:
             note = "baseline" if speedup is None and has_speedup else ""
             if isinstance(speedup, Speedup) and speedup.outcome != "undecided":
                 note = f"{speedup.ratio:.2f}x"
-            mark = "fastest" if summary.median == fastest and len(benchmark.measurements) > 1 else ""
+            mark = "" if summary.median > fastest or len(benchmark.measurements) == 1 else "fastest"
+            mark = "lowest median" if mark and benchmark.doubt and _has_intervals(benchmark) else mark
             name, series = _name(row.measurement), _series(row.measurement.context.runtime)
             text = f"{format_latency(summary.median)} ms"
             value, low, high = (1e3 * seconds for seconds in (summary.median, summary.low, summary.high))
@@ -196,13 +222,15 @@ def _bars(benchmark: Benchmark) -> list[charts.Bar]:
 
 
 def _claim(benchmark: Benchmark) -> str:
-    """Return the heading: the fastest row, and its speed-up if it is decided."""
+    """Return the heading: the row with the lowest median, and its speed-up if it is decided."""
     fastest = benchmark.fastest
     if fastest is None or fastest.measurement is None:
         return TITLE
     name = f"{_name(fastest.measurement)}: {format_latency(fastest.measurement.summary.median)} ms"
     if len(benchmark.measurements) == 1:
         return name
+    if benchmark.doubt and _has_intervals(benchmark):
+        return f"{name}, the lowest median, {benchmark.doubt}"
     speedup = benchmark.speedups[benchmark.rows.index(fastest)]
     if not isinstance(speedup, Speedup) or speedup.outcome != "faster":
         return f"{name}, the fastest on this machine"
@@ -234,7 +262,9 @@ def _model_series(profile: Profile) -> list[charts.ChartSeries]:
     runtimes = [model.runtime.name for model in profile.models]
     return [
         _series(
-            name, (1 + runtimes[:index].count(name)) / runtimes.count(name), f"{profile.models[index].label} in {name}"
+            name,
+            1 - 0.7 * (1 - (1 + runtimes[:index].count(name)) / runtimes.count(name)),
+            f"{profile.models[index].label} in {name}",
         )
         for index, name in enumerate(runtimes)
     ]

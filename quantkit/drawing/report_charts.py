@@ -14,9 +14,11 @@ from quantkit.drawing.svg import LETTER_WIDTH, escape_text
 
 # Width of an SVG file in pixels; a chart in a page has the width of the page.
 WIDTH, MARGIN = 760, 20
-LINE, BAR, THIN_BAR, GAP = 18, 14, 10, 10
+LINE, BAR, THIN_BAR, GAP = 18, 14, 15, 10
 # Largest width of a bar in percent; the value is at its right.
 BAR_PERCENT = 70
+# Largest drawn end of an interval, relative to the largest median; the title of the bar has the interval.
+MAX_INTERVAL = 1.5
 BINS = 60
 MAX_LETTERS = 46
 
@@ -92,18 +94,21 @@ def html_key(series: Sequence[ChartSeries]) -> str:
 
 def draw_intervals(bars: Sequence[Bar]) -> str:
     """Return bars of medians with their intervals, from top to bottom."""
-    scale = BAR_PERCENT / (max((bar.high for bar in bars), default=0.0) or 1.0)
+    largest = MAX_INTERVAL * max((bar.value for bar in bars), default=0.0)
+    scale = BAR_PERCENT / (max((min(bar.high, largest) for bar in bars), default=0.0) or 1.0)
     parts, top = [], 0.0
     for bar in bars:
         title = f"{bar.name}: {bar.text} ({bar.low:.4g} to {bar.high:.4g})"
         middle = top + LINE + BAR / 2
         kind = "strong" if bar.mark else ""
+        end, arrow = min(bar.high, largest) * scale, "→ " if bar.high > largest else ""
         parts += [
-            _text(_shorten(bar.name), 0, top + 13, kind, note=f"  {bar.mark}" if bar.mark else "", note_kind="mark"),
+            _text(
+                shorten_name(bar.name), 0, top + 13, kind, note=f"  {bar.mark}" if bar.mark else "", note_kind="mark"
+            ),
             _rect(0, bar.value * scale, top + LINE, BAR, bar.series.attributes, title),
-            f'<line class="whisker" x1="{bar.low * scale:.2f}%" x2="{bar.high * scale:.2f}%" y1="{middle}" '
-            f'y2="{middle}"/>',
-            _text(bar.text, bar.high * scale, middle + 4, kind, dx=7, note=f"  {bar.note}"),
+            f'<line class="whisker" x1="{bar.low * scale:.2f}%" x2="{end:.2f}%" y1="{middle}" y2="{middle}"/>',
+            _text(f"{arrow}{bar.text}", end, middle + 4, kind, dx=7, note=f"  {bar.note}"),
         ]
         top += LINE + BAR + GAP
     return _svg(parts, top)
@@ -126,7 +131,7 @@ def draw_distributions(rows: Sequence[tuple[str, ChartSeries, Sequence[float]]])
         for value in samples:
             counts[min(int((value - low) / (high - low) * BINS), BINS - 1)] += 1
         bottom = top + LINE + height
-        parts.append(_text(_shorten(name), 0, top + 13))
+        parts.append(_text(shorten_name(name), 0, top + 13))
         for index, count in enumerate(counts):
             if count:
                 size = count / max(counts) * height
@@ -155,13 +160,13 @@ def draw_layers(rows: Sequence[tuple[str, Sequence[float]]], series: Sequence[Ch
     scale = BAR_PERCENT / (max((max(values) for _, values in rows), default=0.0) or 1.0)
     parts, top = [], 0.0
     for name, values in rows:
-        parts.append(_text(_shorten(name), 0, top + 13))
+        parts.append(_text(shorten_name(name), 0, top + 13))
         top += LINE
         for each, value in zip(series, values, strict=True):
             text = f"{value:.3g} {measure}" if value else "-"
             parts += [
                 _rect(0, value * scale, top, THIN_BAR, each.attributes),
-                _text(text, value * scale, top + 9, "faint", dx=6),
+                _text(text, value * scale, top + 12, "faint", dx=6),
             ]
             top += THIN_BAR + 2
         top += GAP
@@ -270,7 +275,7 @@ def _text(
     return f'<text class="{kind}" x="{left:.2f}%" y="{bottom:.1f}" dx="{dx}">{escape_text(text)}{own}</text>'
 
 
-def _shorten(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return the end of a long name, where names differ."""
     return name if len(name) <= MAX_LETTERS else f"…{name[1 - MAX_LETTERS :]}"
 

@@ -68,7 +68,7 @@ def _size(style: BoxStyle) -> Point:
 
 
 def _shorten(text: str, letters: int = MAX_LETTERS) -> str:
-    """Return the end of a long name, where names differ; of a range, the ends of both names."""
+    """Return the end of a long name, where names differ; of a range, those of both names."""
     if len(text) <= letters:
         return text
     if RANGE in text:

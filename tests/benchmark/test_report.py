@@ -97,9 +97,20 @@ def test_fastest_row_is_named_with_its_rivals() -> None:
     near = BenchmarkRow("near.pb", "auto", make_measurement([seconds * 1.001 for seconds in FAST], 10, 5))
     result = Benchmark((*result.rows, near))
     assert result.rivals == (near,)
-    assert "b.pb in reference (10.00 ms); not shown to be slower: near.pb in reference" in str(result)
+    assert "lowest median: b.pb in reference (10.00 ms), not shown to be the fastest; " in str(result)
+    assert "; not shown to be slower: near.pb in reference" in str(result)
     assert (result.to_json()["fastest"], result.to_json()["rivals"]) == (1, [3])
     assert "fastest" not in str(Benchmark(result.rows[:1]))
+
+
+def test_unstable_rows_have_no_fastest_one() -> None:
+    wide = make_measurement([0.01, 0.02, 0.04, 0.08], 4, 4)
+    result = Benchmark(
+        (BenchmarkRow("a.pb", "auto", make_measurement(FAST, 10, 5)), BenchmarkRow("b.pb", "auto", wide))
+    )
+    assert not wide.summary.is_stable
+    assert "fastest on this machine" not in str(result)
+    assert ", not shown to be the fastest: latencies are unstable" in str(result)
 
 
 def test_precision_and_undecided_rows_are_stated() -> None:
@@ -109,7 +120,10 @@ def test_precision_and_undecided_rows_are_stated() -> None:
     rows = [BenchmarkRow(name, "auto", make_measurement(FAST, 10)) for name in ("a.pb", "b.pb")]
     text = str(Benchmark(tuple(rows)))
     assert "undecided (1.00x as fast in 1 process)" in text
-    assert "undecided: b.pb in reference: the spread between processes is unknown; 3 or more processes" in text
+    assert (
+        "undecided: b.pb in reference: the spread between processes is unknown: measure again with --processes 3"
+        in text
+    )
     assert "could see" not in text
 
 

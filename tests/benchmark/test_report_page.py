@@ -10,14 +10,16 @@ from measurements import make_measurement, make_model_profile
 
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
-from quantkit.benchmark.report_page import command_line, median_chart, render_page, save_page
+from quantkit.benchmark.report_page import format_command, median_chart, render_page, save_page
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
 from quantkit.drawing.report_charts import (
+    Bar,
     ChartSeries,
     RooflinePoint,
     draw_distributions,
     draw_intervals,
+    draw_layers,
     draw_roofline,
 )
 
@@ -99,7 +101,7 @@ def test_colour_is_that_of_the_runtime() -> None:
     assert {opacity for _, opacity, _ in bars} == {"1.00"}
     layers = render_page(None, make_profile())
     key = re.findall(r'<span class="series-(\d)"><i style="opacity:([\d.]+)"></i>([^<]*)', layers)[:2]
-    assert key == [("0", "0.50", "a in openvino"), ("0", "1.00", "b in openvino")]
+    assert key == [("0", "0.65", "a in openvino"), ("0", "1.00", "b in openvino")]
     assert set(re.findall(r"fill series-(\d)", layers)) == {"0"}
     other = BenchmarkRow("a", "another runtime", make_measurement([0.01] * 9, runtime="another runtime"))
     assert "series-5" in render_page(Benchmark((other,)), None)
@@ -130,10 +132,52 @@ def test_single_medians_are_not_tested_for_differences() -> None:
     assert "single medians, without intervals" in page
 
 
+def test_a_page_without_a_decision_has_no_fastest_row() -> None:
+    seconds = [0.01, 0.02, 0.04, 0.08]
+    rows = [BenchmarkRow(name, "openvino", make_measurement(seconds, 4, 4, model=name)) for name in ("a", "b")]
+    page = render_page(Benchmark(tuple(rows)), None)
+    (heading,) = re.findall("<h1>(.*?)</h1>", page)
+    assert heading.endswith("the lowest median, not shown to be the fastest: latencies are unstable")
+    assert "fastest</tspan>" not in page
+    assert "lowest median</tspan>" in page
+
+
+def test_times_of_the_profile_are_named() -> None:
+    page = render_page(make_benchmark(), make_profile())
+    section = page[page.index("Slowest layers") : page.index("Roofline in openvino")]
+    assert "a run of its own" in section
+    assert re.search(r"One call took [\d.]+ ms for a in openvino, [\d.]+ ms for b in openvino there", section)
+    assert "a in openvino, ms</th><th>precision</th>" in section
+    assert "a run of its own" in render_page(make_benchmark(), None)
+
+
+def test_layers_above_the_peaks_are_explained() -> None:
+    profile = make_profile()
+    assert "Layers above the lines" not in render_page(None, profile)
+    assert "Layers above the lines" in render_page(None, replace(profile, peaks={"openvino": Peaks(1e8, 2e8, 1e10)}))
+
+
+def test_values_fit_their_bars_and_wide_intervals_are_cut() -> None:
+    series = ChartSeries("a", 0)
+    heights = re.findall(r'height="([\d.]+)" class="fill', draw_layers([("conv", [1.0, 2.0])], [series] * 2, "ms"))
+    assert [float(height) >= 13 for height in heights] == [True, True]
+    bars = [Bar("a", series, 2.0, 1.9, 138.0, "2 ms"), Bar("b", series, 6.0, 5.0, 7.0, "6 ms")]
+    chart = draw_intervals(bars)
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)%" y', chart)]
+    assert max(widths) > 40
+    assert "→ 2 ms" in chart
+    assert "→ 6 ms" not in chart
+
+
+def test_command_of_the_page_is_the_given_one() -> None:
+    command = "quantkit benchmark ../a/float.onnx --html page.html"
+    assert f"<pre>{command}</pre>" in render_page(make_benchmark(), None, command)
+
+
 def test_commands_repeat_the_measurements() -> None:
     contexts = [measurement.context for measurement in make_benchmark().measurements]
     contexts[0] = replace(contexts[0], intra_op=1, cpus=(0, 1), seed=3, environment={"KMP_BLOCKTIME": "1"})
-    assert command_line(contexts) == (
+    assert format_command(contexts) == (
         "KMP_BLOCKTIME=1 quantkit benchmark 'float <b>.pb@tensorflow' int8.onnx@openvino "
         "--intra-op 1 --cpus 0,1 --seed 3"
     )

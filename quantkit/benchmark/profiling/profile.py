@@ -17,6 +17,7 @@ from quantkit.benchmark.profiling.profile_text import (
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import align_columns, format_latency
 from quantkit.drawing import escape_text, html_body, html_table
+from quantkit.drawing.report_charts import shorten_name
 
 SCHEMA = "quantkit.profile/1"
 
@@ -82,11 +83,12 @@ class Profile:
 
     def html_table(self) -> str:
         """Return the table of the slowest layers as HTML."""
-        return html_table(self._table_header(), self._table_rows(), range(2, 2 + 2 * len(self.models), 2))
+        rows = [(shorten_name(layer), *cells) for layer, *cells in self._table_rows()]
+        return html_table(self._table_header(), rows, range(2, 2 + 2 * len(self.models), 2))
 
     def _table_header(self) -> tuple[str, ...]:
         """Return the heading: the models, each with a column for the time and one for the precision."""
-        models = [cell for model in self.models for cell in (f"{model.label} ms", model.runtime.name)]
+        models = [cell for model in self.models for cell in (f"{model.label} in {model.runtime.name}, ms", "precision")]
         return ("layer", "op", *models)
 
     def _table_rows(self) -> list[tuple[str, ...]]:

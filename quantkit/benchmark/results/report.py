@@ -132,6 +132,13 @@ class Benchmark:
         return min(measured, key=lambda pair: pair[0])[1] if measured else None
 
     @property
+    def doubt(self) -> str:
+        """Reason why the row with the lowest median is not shown to be the fastest; empty if it is."""
+        if any(not measurement.summary.is_stable for measurement in self.measurements):
+            return "not shown to be the fastest: latencies are unstable"
+        return "not shown to be the fastest" if self.rivals else ""
+
+    @property
     def rivals(self) -> tuple[BenchmarkRow, ...]:
         """Rows that the measurement does not show to be slower than the fastest one."""
         fastest = self.fastest
@@ -296,11 +303,18 @@ class Benchmark:
         is_first = self.baseline is self.rows[0]
         return f" speed-up: over {name}{'' if is_first else ', the first measured row'}, higher is better."
 
+    def _fastest_line(self, fastest: BenchmarkRow) -> str:
+        """Return the sentence on the fastest row, and on the rows that are not shown to be slower."""
+        assert fastest.measurement is not None
+        name = f"{_name(fastest)} ({format_latency(fastest.measurement.summary.median)} ms)"
+        line = f"lowest median: {name}, {self.doubt}" if self.doubt else f"fastest on this machine: {name}"
+        return f"{line}; not shown to be slower: {', '.join(map(_name, self.rivals))}" if self.rivals else line
+
     def _comparison_lines(self) -> list[str]:
         """Return the lines on the fastest row, the precision of the speed-ups, and each undecided one."""
         if self.fastest is None or len(self.measurements) == 1:
             return []
-        lines = [fastest_line(self.fastest, self.rivals)]
+        lines = [self._fastest_line(self.fastest)]
         speedups = [(row, speedup) for row, speedup in zip(self.rows, self.speedups, strict=True)]
         compared = [(row, speedup) for row, speedup in speedups if isinstance(speedup, Speedup)]
         if visible := [speedup.smallest_difference for _, speedup in compared if speedup.processes >= MIN_PROCESSES]:
@@ -553,13 +567,6 @@ def _name(row: BenchmarkRow) -> str:
     threads = threads_text(context)
     name = f"{row.label} in {runtime_text(context)}"
     return name if threads == "default" else f"{name} with threads {threads}"
-
-
-def fastest_line(fastest: BenchmarkRow, rivals: Sequence[BenchmarkRow]) -> str:
-    """Return the sentence on the fastest row, and on the rows that are not shown to be slower."""
-    assert fastest.measurement is not None
-    line = f"fastest on this machine: {_name(fastest)} ({format_latency(fastest.measurement.summary.median)} ms)"
-    return f"{line}; not shown to be slower: {', '.join(map(_name, rivals))}" if rivals else line
 
 
 def _percent(fraction: float) -> str:

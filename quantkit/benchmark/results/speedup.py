@@ -184,23 +184,24 @@ class Speedup:
 
     @property
     def advice(self) -> str:
-        """Clause on the smallest visible difference, and the number of processes that would decide.
+        """Clause on the smallest visible difference, and the option that is expected to decide.
 
         >>> Speedup(1.05, 0.95, 1.16, True, 5).advice
-        'differences below 11 % are not visible in 5 processes per model; about 21 would decide'
+        'differences below 11 % are not visible in 5 processes per model: measure again with --processes 21'
         >>> Speedup(1.3, 1.2, 1.4, True, 1).advice
-        'the spread between processes is unknown; 3 or more processes per model would decide'
+        'the spread between processes is unknown: measure again with --processes 3'
         >>> Speedup(1.01, 0.3, 3.4, True, 20).advice
         'differences below 237 % are not visible, because other programs delay the calls: close them, and repeat'
         """
         if self.processes < MIN_PROCESSES:
-            return f"the spread between processes is unknown; {MIN_PROCESSES} or more processes per model would decide"
+            return f"the spread between processes is unknown: measure again with --processes {MIN_PROCESSES}"
         visible = f"differences below {100 * self.smallest_difference:.0f} % are not visible"
         if self._is_limited_by_state:
             return f"{visible}, because the machine has another speed than in the saved benchmark"
         if self.needed_processes > MOST_PROCESSES:
             return f"{visible}, because other programs delay the calls: close them, and repeat"
-        return f"{visible} in {self.processes} processes per model; about {self.needed_processes} would decide"
+        count = self.needed_processes
+        return f"{visible} in {self.processes} processes per model: measure again with --processes {count}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the speed-up as a JSON document."""
