@@ -20,13 +20,12 @@ from quantkit.errors import InputError
 from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.progress import OnProgress, Progress, ignore_progress
+from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import ErrorPrediction
 
 SCHEMA = "quantkit.fallback/2"
 # Quantity of a drop: agreement with the float model, top-1, or error of the outputs and loss of a task's metric.
 AGREEMENT, TOP1, ERROR = "agreement", "top1", "error"
-# Fraction of the time budget for sensitivities: the rest is needed to choose among the measured layers.
-SENSITIVITY_FRACTION = 0.6
 
 
 @dataclass(frozen=True, order=True)
@@ -218,7 +217,7 @@ def _measure_gains(run: _Search, order: list[str], baseline: Loss) -> dict[str, 
     """Return the gain of each layer in float."""
     gains = {}
     for name in order:
-        loss = run.loss((name,), SENSITIVITY_FRACTION)
+        loss = run.loss((name,), policy.SENSITIVITY_FRACTION)
         if loss is not None:  # after the time budget, layers of a resumed search are still known
             gains[name] = baseline.minus(loss)
     return gains

@@ -10,14 +10,8 @@ import numpy as np
 from quantkit.ir.graph import Edge
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
+from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
-
-# A channel is lost if its largest absolute value is below this number of quantization steps.
-MIN_STEPS = 2
-# Fraction of lost channels from which a layer is a candidate for float.
-MAX_LOST = 0.2
-# Fewer channels show no distribution.
-MIN_CHANNELS = 8
 
 
 def find_lossy_layers(plan: Plan, ranges: Ranges) -> Mapping[str, str]:
@@ -32,7 +26,7 @@ def find_lossy_layers(plan: Plan, ranges: Ranges) -> Mapping[str, str]:
     reasons = {}
     for pattern in plan.patterns:
         edge = max(_edges_of(pattern), key=lambda edge: lost.get(edge, 0.0))
-        if lost.get(edge, 0.0) > MAX_LOST:
+        if lost.get(edge, 0.0) > policy.MAX_LOST:
             reasons[pattern.layer] = f"{lost[edge]:.0%} of the channels of {edge} would quantize to at most 2 steps"
     return reasons
 
@@ -45,7 +39,7 @@ def _fraction_lost(plan: Plan, ranges: Ranges, edge: Edge) -> float:
     """Return the fraction of lost channels among those that are not constantly 0."""
     maxima = np.asarray(ranges.channel_maxima[edge])
     maxima = maxima[maxima > 0]
-    if maxima.size < MIN_CHANNELS:
+    if maxima.size < policy.MIN_CHANNELS:
         return 0.0
     scale = QuantizationParameters.of_range(plan.activations[edge], ranges[edge]).scale
-    return float((maxima < MIN_STEPS * scale).mean())
+    return float((maxima < policy.MIN_STEPS * scale).mean())

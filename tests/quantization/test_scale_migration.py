@@ -12,8 +12,8 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, Scheme, annotate, calibrate
 from quantkit.quantization.corrections import equalize
+from quantkit.quantization.precision import policy
 from quantkit.quantization.scale_migration import find_scales, migrate_scales, with_migrated_scales
-from quantkit.quantization.workflow import trials
 from quantkit.runtimes import open_session
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
@@ -149,7 +149,7 @@ def test_scales_of_another_graph_are_an_error() -> None:
 
 
 def test_quantize_migrates_scales_if_that_is_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "GOOD_ERROR", 0.0)
+    monkeypatch.setattr(policy, "GOOD_ERROR", 0.0)
     messages: list[str] = []
     saved = tmp_path / "ranges.json"
     result = qk.quantize(network(), SAMPLES, runs=0, on_message=messages.append, save_ranges=saved)

@@ -11,8 +11,8 @@ from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Scheme
+from quantkit.quantization.precision import policy
 from quantkit.quantization.states import StateLoop, find_states
-from quantkit.quantization.workflow import lossy_layers
 
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
@@ -99,8 +99,8 @@ def test_the_accuracy_of_a_recurrent_model_includes_the_errors_of_its_states() -
 
 
 def test_layers_of_a_drifting_model_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lossy_layers, "DRIFT_ERROR", 0.0)
-    monkeypatch.setattr("quantkit.quantization.workflow.trials.GOOD_ERROR", 1e-4)
+    monkeypatch.setattr(policy, "DRIFT_ERROR", 0.0)
+    monkeypatch.setattr("quantkit.quantization.precision.policy.GOOD_ERROR", 1e-4)
     feeds, _ = record(40)
     messages: list[str] = []
     result = qk.quantize(network(), feeds, runs=0, on_message=messages.append)

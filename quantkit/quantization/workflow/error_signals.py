@@ -12,6 +12,7 @@ from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
 from quantkit.progress import Progress
 from quantkit.quantization.calibration import choose_float_runtime
+from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.cost import predict_costs
 from quantkit.quantization.precision.decision import ErrorPrediction
 from quantkit.quantization.precision.error import ErrorProbe, tap_outputs
@@ -22,13 +23,6 @@ from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import AUTO, open_session
-
-# Runs of the error signals; the errors of a recurrent model accumulate over many runs.
-NUM_RUNS, NUM_STEPS = 8, 64
-# Number of random choices of quantizations that check the predicted errors.
-NUM_CHECKS = 3
-# Time limit of the error signals as a fraction of the time budget: a slow model gets fewer runs.
-MAX_FRACTION = 0.3
 
 
 class LayerRanking(NamedTuple):
@@ -80,7 +74,7 @@ def _predict(search: FloatSearch, probe: ErrorProbe, reference: FloatReference) 
     """Return the predicted errors of the layers, compared with measured choices."""
     full = search.switches(frozenset())
     random = np.random.default_rng(0)
-    choices = [full, *(random.integers(0, 2, len(full)).astype(np.float64) for _ in range(NUM_CHECKS))]
+    choices = [full, *(random.integers(0, 2, len(full)).astype(np.float64) for _ in range(policy.NUM_CHECKS))]
     errors = search.errors.check([(choice, probe.noise(choice.astype(bool))) for choice in choices])
     assert errors.rms_db is not None, "the model was checked"
     total = errors.noise(full)
@@ -106,6 +100,6 @@ def _open_probe(conversion: Conversion, reference: FloatReference, options: Opti
         start = perf_counter()
         run(1)
         seconds = max((perf_counter() - start) * len(switched), 1e-9)
-        limit = int(MAX_FRACTION * options.time_budget / seconds)
-        count = min(NUM_STEPS if states else NUM_RUNS, len(reference.feeds), limit)
+        limit = int(policy.SIGNAL_FRACTION * options.time_budget / seconds)
+        count = min(policy.SIGNAL_STEPS if states else policy.SIGNAL_RUNS, len(reference.feeds), limit)
         yield run(count) if count else None

@@ -5,35 +5,20 @@ from itertools import islice
 from math import ceil
 
 from quantkit.quantization.lost_channels import find_lossy_layers
+from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import ERROR, as_decisions
 from quantkit.quantization.report.census import count_node_macs
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
 
-# Largest fraction of the layers that may become float.
-MAX_LAYERS = 0.25
-# Number of layers that may become float in any case.
-MIN_LAYERS = 2
-# Largest fraction of the loss that may remain with layers in float.
-MAX_LOSS = 0.75
-# The same for products of two activations and small last layers, which cost little in float, and for drifting layers.
-MAX_CHEAP_LOSS = 0.9
-# Number of layers, those with the noisiest inputs, that are tried one after the other.
-NUM_NOISY_LAYERS = 4
-# Largest fractions of the MACs of the last layers that may become float, and of the loss that may then remain.
-LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.05, MAX_LOSS))
-# Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
-DRIFT_ERROR = 0.02
-DRIFT_FRACTIONS = (0.25, 0.5)
-
 
 def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion without layers that lose channels; unchanged if that does not reduce the loss much."""
     reasons = find_lossy_layers(conversion.plan, conversion.ranges)
-    if not reasons or len(reasons) > MAX_LAYERS * len(conversion.plan.patterns) or trials.is_good(conversion):
+    if not reasons or len(reasons) > policy.MAX_LAYERS * len(conversion.plan.patterns) or trials.is_good(conversion):
         return conversion
-    return _try_float(conversion, reasons, MAX_LOSS, trials, options)
+    return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
 
 
 def exclude_first_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -45,7 +30,7 @@ def exclude_first_layers(conversion: Conversion, trials: Trials, options: Option
     if not layers.intersection(conversion.plan.pattern_of) or trials.is_good(conversion):
         return conversion
     reason = "rounding of the input and of the first layers passes through all layers"
-    return _try_float(conversion, dict.fromkeys(sorted(layers), reason), MAX_CHEAP_LOSS, trials, options)
+    return _try_float(conversion, dict.fromkeys(sorted(layers), reason), policy.MAX_CHEAP_LOSS, trials, options)
 
 
 def exclude_products(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -54,7 +39,7 @@ def exclude_products(conversion: Conversion, trials: Trials, options: Options) -
     if not products or trials.is_good(conversion):
         return conversion
     reason = "a product of two activations loses precision in int8"
-    return _try_float(conversion, dict.fromkeys(products, reason), MAX_CHEAP_LOSS, trials, options)
+    return _try_float(conversion, dict.fromkeys(products, reason), policy.MAX_CHEAP_LOSS, trials, options)
 
 
 def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -68,7 +53,7 @@ def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     macs = count_node_macs(conversion.graph, (pattern.layer for pattern in conversion.plan.patterns), samples)
     total = sum(count or 0 for count in macs.values())
-    for max_macs, max_loss in LAST_LAYERS:
+    for max_macs, max_loss in policy.LAST_LAYERS:
         layers = _find_last_layers(conversion)
         if not layers or sum(macs[name] or 0 for name in layers) > max_macs * total:
             break
@@ -96,16 +81,18 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
 
     The layers are tried one after the other, those with the noisiest inputs first.
     """
-    max_layers = max(MAX_LAYERS * sum(bool(pattern.weights) for pattern in conversion.plan.patterns), MIN_LAYERS)
+    max_layers = max(
+        policy.MAX_LAYERS * sum(bool(pattern.weights) for pattern in conversion.plan.patterns), policy.MIN_LAYERS
+    )
     noisiest = {
         layer: f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB"
-        for layer, sqnr in islice(_noisiest_layers(conversion), NUM_NOISY_LAYERS)
+        for layer, sqnr in islice(_noisiest_layers(conversion), policy.NUM_NOISY_LAYERS)
     }
     num_float = 0
     for layer, reason in noisiest.items():
         if num_float + 1 > max_layers or trials.is_good(conversion):
             break
-        alternative = _try_float(conversion, {layer: reason}, MAX_LOSS, trials, options)
+        alternative = _try_float(conversion, {layer: reason}, policy.MAX_FLOAT_LOSS, trials, options)
         num_float += alternative is not conversion
         conversion = alternative
     return conversion if num_float else _exclude_noisy_pair(conversion, noisiest, trials, options)
@@ -121,7 +108,7 @@ def _exclude_noisy_pair(
     """
     if not conversion.plan.scheme.quantize_outputs or len(noisiest) <= 1 or trials.is_good(conversion):
         return conversion
-    return _try_float(conversion, dict(islice(noisiest.items(), 2)), MAX_LOSS, trials, options)
+    return _try_float(conversion, dict(islice(noisiest.items(), 2)), policy.MAX_FLOAT_LOSS, trials, options)
 
 
 def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -132,13 +119,13 @@ def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Opt
     if not trials.samples.states:
         return conversion
     layers = [layer for layer, _ in _noisiest_layers(conversion)]
-    for fraction in DRIFT_FRACTIONS:
-        if trials.error(conversion) <= DRIFT_ERROR:
+    for fraction in policy.DRIFT_FRACTIONS:
+        if trials.error(conversion) <= policy.DRIFT_ERROR:
             break
         reason = "errors of its int8 form accumulate in the states of the model"
         noisiest = layers[: ceil(fraction * len(layers))]
         reasons = {layer: reason for layer in noisiest if layer in conversion.plan.pattern_of}
-        conversion = _try_float(conversion, reasons, MAX_CHEAP_LOSS, trials, options)
+        conversion = _try_float(conversion, reasons, policy.MAX_CHEAP_LOSS, trials, options)
     return conversion
 
 

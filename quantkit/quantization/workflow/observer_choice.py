@@ -7,13 +7,13 @@ include a correction of both, and no correction.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
 from quantkit.quantization.activation_errors import measure_mean_errors
+from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scale_migration import find_scales, with_channel_maxima, with_migrated_scales
 from quantkit.quantization.workflow.conversion import Conversion
@@ -21,29 +21,6 @@ from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
 
 EXTREMES = "min_max"
-# Ratio of the widths of two ranges from which they differ much.
-MUCH_WIDER = 1.5
-# Largest fraction of the default observer's loss that another one may have.
-MAX_LOSS = 0.5
-# Largest fraction of the loss that may remain with other corrections, which cost no latency.
-MAX_CORRECTED_LOSS = 0.95
-
-
-class ScaleMigration(NamedTuple):
-    """Migration of scales to try.
-
-    Attributes:
-        strength: exponent of the largest activations, between 0 and 1.
-        inserts: True with multiplications of activations, which cost latency.
-        max_loss: largest fraction of the loss that may remain.
-    """
-
-    strength: float
-    inserts: bool
-    max_loss: float
-
-
-MIGRATIONS = (ScaleMigration(0.5, False, MAX_CORRECTED_LOSS), ScaleMigration(0.75, True, 0.8))
 
 
 def choose_observer(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -52,7 +29,7 @@ def choose_observer(conversion: Conversion, trials: Trials, options: Options) ->
         return conversion
     default = conversion.plan.scheme.observer
     alternative = _with_extremes(conversion)
-    if not trials.is_better(alternative, conversion, MAX_LOSS):
+    if not trials.is_better(alternative, conversion, policy.MAX_OBSERVER_LOSS):
         return conversion
     options.on_message(
         f"observer {EXTREMES} instead of {default}: the outputs are nearer to the float model on {len(trials.samples)} "
@@ -69,7 +46,7 @@ def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> C
     if observed is None:
         return conversion
     best = conversion
-    for migration in MIGRATIONS:
+    for migration in policy.MIGRATIONS:
         alternative = _with_scales(observed, trials, options, migration)
         if alternative is not None and trials.is_better(alternative, best, migration.max_loss):
             best = alternative
@@ -99,7 +76,7 @@ def _with_channel_maxima(conversion: Conversion, trials: Trials, options: Option
 
 
 def _with_scales(
-    conversion: Conversion, trials: Trials, options: Options, migration: ScaleMigration
+    conversion: Conversion, trials: Trials, options: Options, migration: policy.ScaleMigration
 ) -> Conversion | None:
     """Return the conversion with migrated scales; None if no scales can migrate, or the result cannot run."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
@@ -122,11 +99,11 @@ def choose_bias_correction(conversion: Conversion, trials: Trials, options: Opti
         return conversion
     best = conversion
     with_activations = _with_mean_errors(conversion, trials, options)
-    if with_activations is not None and trials.is_better(with_activations, best, MAX_CORRECTED_LOSS):
+    if with_activations is not None and trials.is_better(with_activations, best, policy.MAX_CORRECTED_LOSS):
         best = with_activations
     plan = replace(conversion.plan, scheme=scheme.with_(bias_correction=False))
     without = replace(conversion, plan=plan)
-    if trials.is_better(without, best, MAX_CORRECTED_LOSS):
+    if trials.is_better(without, best, policy.MAX_CORRECTED_LOSS):
         options.on_message("no bias correction: the outputs are nearer to the float model without it")
         return without
     if best is not conversion:
@@ -163,6 +140,6 @@ def _with_extremes(conversion: Conversion) -> Conversion:
 def _differ_much(ranges: Ranges) -> bool:
     """Return True if the extremes of an edge are much wider than its range; False without extremes."""
     return any(
-        extremes.high - extremes.low > MUCH_WIDER * (ranges[edge].high - ranges[edge].low)
+        extremes.high - extremes.low > policy.MUCH_WIDER * (ranges[edge].high - ranges[edge].low)
         for edge, extremes in ranges.extremes.items()
     )

@@ -11,19 +11,13 @@ from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
 from quantkit.quantization.fallback import ERROR, Loss
+from quantkit.quantization.precision import policy
 from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import find_runtime
-
-# Number of runs of a trial; the errors of a recurrent model accumulate over many runs.
-NUM_RUNS, NUM_STEPS = 16, 160
-# Fidelity that needs no alternative: KL divergence of classifiers, error of other outputs.
-GOOD_KL, GOOD_ERROR = 0.01, 0.025
-# The same for recurrent models, whose errors accumulate over more runs than a trial has.
-GOOD_STATE_ERROR = 0.015
 
 
 class Trials:
@@ -41,7 +35,7 @@ class Trials:
         is_stated = options.scheme is not None or options.plan is not None
         self.is_possible = not is_stated and bool(reference.feeds) and not reference.is_never_finite
         self.reference = reference
-        self.samples = reference.first_runs(NUM_STEPS if reference.states else NUM_RUNS)
+        self.samples = reference.first_runs(policy.TRIAL_STEPS if reference.states else policy.TRIAL_RUNS)
         self.gains: dict[str, float] = {}
         self.failures: list[str] = []
         self._options = options
@@ -55,8 +49,8 @@ class Trials:
             return False
         loss = _loss_of(accuracy)
         if loss.kind == ERROR:
-            return loss.drop <= (GOOD_STATE_ERROR if self.samples.states else GOOD_ERROR)
-        return loss.drop == 0 and loss.kl_divergence <= GOOD_KL
+            return loss.drop <= (policy.GOOD_STATE_ERROR if self.samples.states else policy.GOOD_ERROR)
+        return loss.drop == 0 and loss.kl_divergence <= policy.GOOD_KL
 
     def error(self, conversion: Conversion) -> float:
         """Return the error of the outputs of a conversion; 0 if it cannot be measured."""

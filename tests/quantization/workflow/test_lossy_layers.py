@@ -11,10 +11,11 @@ from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization import Range, Scheme, annotate
 from quantkit.quantization.lost_channels import find_lossy_layers
+from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets import first_layers
 from quantkit.quantization.targets.onnx import first_layers as first_layer_times
-from quantkit.quantization.workflow import calibrated_model, trials
+from quantkit.quantization.workflow import calibrated_model
 from quantkit.quantization.workflow.lossy_layers import exclude_first_layers, exclude_last_layers
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
@@ -112,7 +113,7 @@ def test_a_layer_with_a_noisy_input_stays_float() -> None:
 
 
 def test_products_of_two_activations_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "GOOD_ERROR", 0.0)
+    monkeypatch.setattr(policy, "GOOD_ERROR", 0.0)
     random = np.random.default_rng(3)
     weights = [numpy_helper.from_array(random.normal(0, 1, (8, 8)).astype(np.float32), name) for name in "kv"]
     nodes = [
@@ -159,12 +160,12 @@ def test_first_layers_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPat
     noisy = qk.quantize(graph, [sample**7 for sample in SAMPLES], runs=0)
     assert "rounding of the input" in noisy.plan.float_fallbacks["a"]
     assert int8_layers(noisy) == {"y"}
-    monkeypatch.setattr(trials, "GOOD_ERROR", 1.0)
+    monkeypatch.setattr(policy, "GOOD_ERROR", 1.0)
     assert int8_layers(qk.quantize(graph, SAMPLES, runs=0)) == {"a", "y"}
 
 
 def test_small_last_layers_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "GOOD_ERROR", 0.0)
+    monkeypatch.setattr(policy, "GOOD_ERROR", 0.0)
     monkeypatch.setattr(calibrated_model, "CHOICES", (exclude_last_layers,))
     random = np.random.default_rng(2)
     shapes = {"first": (16, 4, 3, 3), "second": (16, 16, 3, 3), "last": (1, 16, 1, 1)}

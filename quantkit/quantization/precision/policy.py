@@ -1,0 +1,68 @@
+"""Thresholds of the decisions that are measured or predicted: which trials run, and which of their results count."""
+
+from typing import NamedTuple
+
+# --- Samples of trials and error signals
+
+# Number of runs of a trial; the errors of a recurrent model accumulate over many runs.
+TRIAL_RUNS, TRIAL_STEPS = 16, 160
+# Number of runs of the error signals of layers; the errors of a recurrent model accumulate over many runs.
+SIGNAL_RUNS, SIGNAL_STEPS = 8, 64
+# Number of random choices of quantizations that check the predicted errors.
+NUM_CHECKS = 3
+# Time limit of the error signals as a fraction of the time budget: a slow model gets fewer runs.
+SIGNAL_FRACTION = 0.3
+# Fraction of the time budget for measured sensitivities: the rest is needed to choose among the measured layers.
+SENSITIVITY_FRACTION = 0.6
+
+# --- Fidelity that needs no alternative
+
+# KL divergence of classifiers, error of other outputs.
+GOOD_KL, GOOD_ERROR = 0.01, 0.025
+# The same for recurrent models, whose errors accumulate over more runs than a trial has.
+GOOD_STATE_ERROR = 0.015
+
+# --- Largest fraction of the loss that may remain with an alternative
+
+# Float layers.
+MAX_FLOAT_LOSS = 0.75
+# Products of two activations and small last layers, which cost little in float, and drifting layers.
+MAX_CHEAP_LOSS = 0.9
+# Another observer.
+MAX_OBSERVER_LOSS = 0.5
+# Other corrections, which cost no latency.
+MAX_CORRECTED_LOSS = 0.95
+
+# --- Candidates
+
+# Largest fraction of the layers that may become float, and the number that may in any case.
+MAX_LAYERS, MIN_LAYERS = 0.25, 2
+# Number of layers, those with the noisiest inputs, that are tried one after the other.
+NUM_NOISY_LAYERS = 4
+# Largest fractions of the MACs of the last layers that may become float, and of the loss that may then remain.
+LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.05, MAX_FLOAT_LOSS))
+# Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
+DRIFT_ERROR, DRIFT_FRACTIONS = 0.02, (0.25, 0.5)
+# Ratio of the widths of two ranges from which they differ much.
+MUCH_WIDER = 1.5
+# A channel is lost if its largest absolute value is below this number of quantization steps.
+MIN_STEPS = 2
+# Fraction of lost channels from which a layer is a candidate for float; fewer channels show no distribution.
+MAX_LOST, MIN_CHANNELS = 0.2, 8
+
+
+class ScaleMigration(NamedTuple):
+    """Migration of scales to try.
+
+    Attributes:
+        strength: exponent of the largest activations, between 0 and 1.
+        inserts: True with multiplications of activations, which cost latency.
+        max_loss: largest fraction of the loss that may remain.
+    """
+
+    strength: float
+    inserts: bool
+    max_loss: float
+
+
+MIGRATIONS = (ScaleMigration(0.5, False, MAX_CORRECTED_LOSS), ScaleMigration(0.75, True, 0.8))
