@@ -6,13 +6,18 @@ weights add up to at most 128, and the negative ones to at least -128:
 
     255 * 128 = 32640 <= 32767
 
-Adjacent are the input channels 2i and 2i + 1 of one position of the kernel (oneDNN, OpenVINO, and ONNX Runtime for an
-even number of channels), or neighbours in the order of positions and channels (ONNX Runtime for an odd number, which
-gathers the windows of a convolution as rows of a matrix). Both kinds of pairs are limited. Depthwise convolutions have
-no pairs.
+Adjacent are the input channels 2i and 2i + 1 of one position of the kernel if their number is even. All neighbours are
+limited in two cases:
+
+    odd number of channels    kernels gather windows, their rows (h, w, c) or their columns (w, h, c), whole or in
+                              parts, and each part can start a pair
+    product of long rows      oneDNN halves sums of more than 256 products, and the second half can have an odd index
+
+Depthwise convolutions have no pairs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -20,6 +25,8 @@ from quantkit.ir.tensor import Array
 
 # Largest sum of the weights of one sign in a pair.
 MAX_SUM = 128
+# Largest number of products that all matrix products add in one block.
+MAX_BLOCK = 256
 
 
 def find_pair_sums(levels: Array, axes: Sequence[int]) -> Array:
@@ -33,9 +40,10 @@ def find_pair_sums(levels: Array, axes: Sequence[int]) -> Array:
         Absolute sums in the shape of ``levels`` with size 1 along ``axes``.
     """
     rows = _as_rows(levels, axes)
-    sums = [np.clip(sign * pairs, 0, None).sum(-1).max(-1, initial=0) for pairs in _pairs(rows) for sign in (1, -1)]
-    largest = np.max(sums, axis=0) if sums else np.zeros(rows.shape[0])
-    return np.asarray(largest).reshape([1 if axis in axes else size for axis, size in enumerate(levels.shape)])
+    pairs = find_pairs([levels.shape[axis] for axis in axes])
+    sums = [np.clip(sign * rows[:, each], 0, None).sum(-1).max(-1, initial=0) for each in pairs for sign in (1, -1)]
+    largest: Array = np.max(sums, axis=0)
+    return largest.reshape([1 if axis in axes else size for axis, size in enumerate(levels.shape)])
 
 
 def limit_pair_sums(levels: Array, axes: Sequence[int]) -> Array:
@@ -48,34 +56,41 @@ def limit_pair_sums(levels: Array, axes: Sequence[int]) -> Array:
         axes: as for `find_pair_sums`.
     """
     rows = _as_rows(levels, axes).astype(np.int32)
-    for pairs in _pairs(rows):
+    for first, second in (pairs.T for pairs in find_pairs([levels.shape[axis] for axis in axes])):
         for sign in (1, -1):
-            size = np.clip(sign * pairs, 0, None)
-            excess = np.maximum(size.sum(-1) - MAX_SUM, 0)
+            size = np.clip(sign * rows[:, [first, second]], 0, None)
+            excess = np.maximum(size.sum(1) - MAX_SUM, 0)
             # The sizes are at most 127, so that each one is larger than the excess.
-            pairs[..., 0] -= sign * ((excess + 1) // 2)
-            pairs[..., 1] -= sign * (excess // 2)
+            rows[:, first] -= sign * ((excess + 1) // 2)
+            rows[:, second] -= sign * (excess // 2)
     order = (*(axis for axis in range(levels.ndim) if axis not in axes), *axes)
     moved = rows.reshape([levels.shape[axis] for axis in order])
     return moved.transpose(np.argsort(order)).astype(levels.dtype)
 
 
+def find_pairs(sizes: Sequence[int]) -> list[Array]:
+    """Return the pairs of weights of an output channel that kernels may add; no weight is twice in an array.
+
+    Args:
+        sizes: sizes of the dimensions of the positions and, last, of the channels; one size for a matrix product.
+
+    Returns:
+        Arrays (n, 2) of indices in the order of ``sizes``.
+
+    >>> [pairs.tolist() for pairs in find_pairs((2, 3))]
+    [[[0, 1], [2, 3], [4, 5]], [[1, 2], [3, 4]]]
+    """
+    indices = np.arange(prod(sizes)).reshape(sizes)
+    is_odd = sizes[-1] % 2 == 1 and prod(sizes[:-1]) > 1
+    orders = [indices.reshape(-1)]
+    if is_odd and len(sizes) > 2:
+        orders.append(indices.swapaxes(-3, -2).reshape(-1))
+    offsets = (0, 1) if is_odd or (len(sizes) == 1 and sizes[0] > MAX_BLOCK) else (0,)
+    starts = [order[offset:] for order in orders for offset in offsets]
+    return [order[: len(order) // 2 * 2].reshape(-1, 2) for order in starts]
+
+
 def _as_rows(levels: Array, axes: Sequence[int]) -> Array:
-    """Return a copy of shape (outputs, positions, channels), with an even number of channels or several positions."""
+    """Return a copy of shape (outputs, positions and channels)."""
     order = (*(axis for axis in range(levels.ndim) if axis not in axes), *axes)
-    return levels.transpose(order).reshape(-1, *_sizes(levels, axes)).copy()
-
-
-def _sizes(levels: Array, axes: Sequence[int]) -> tuple[int, int]:
-    """Return the number of positions and of input channels."""
-    return int(np.prod([levels.shape[axis] for axis in axes[:-1]], dtype=np.int64)), levels.shape[axes[-1]]
-
-
-def _pairs(rows: Array) -> Iterator[Array]:
-    """Yield views (outputs, pairs, 2) of rows (outputs, positions, channels)."""
-    count, positions, channels = rows.shape
-    even = channels // 2 * 2
-    for position in range(positions) if channels % 2 else ():
-        yield rows[:, position, :even].reshape(count, -1, 2)
-    flat = rows.reshape(count, -1)
-    yield flat[:, : flat.shape[1] // 2 * 2].reshape(count, -1, 2)
+    return levels.transpose(order).reshape(-1, prod(levels.shape[axis] for axis in axes)).copy()

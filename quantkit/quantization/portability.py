@@ -16,6 +16,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles.onnx import find_pair_axes
+from quantkit.ops.roles.tensorflow import find_depthwise_pair_axes
 from quantkit.quantization.pair_sums import MAX_SUM, find_pair_sums
 
 # Input indices of the activations and of the weights of ONNX ops on quantized values.
@@ -140,6 +141,6 @@ def _tensorflow_layers(graph: Graph) -> Iterator[tuple[str, Tensor | None, tuple
         if weights is None or weights.dtype is not DType.QINT8:
             continue
         if "Depthwise" in node.op:
-            yield node.name, weights, ()
+            yield node.name, weights, find_depthwise_pair_axes(weights.shape)
         else:
             yield node.name, weights, PRODUCT_AXES if "MatMul" in node.op else CONVOLUTION_AXES

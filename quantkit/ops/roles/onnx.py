@@ -264,5 +264,6 @@ def find_pair_axes(layer: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1,) if layer.attrs.get("transB") else (0,)
     if layer.op not in CONVOLUTION_OPS:
         return (rank - 2,)
-    is_depthwise = layer.op == "Conv" and shape[:2] == (layer.attrs.get("group", 1), 1)
+    # Kernels compute one channel, or several outputs of a channel, as an ordinary convolution.
+    is_depthwise = layer.op == "Conv" and shape[0] > 1 and shape[:2] == (layer.attrs.get("group", 1), 1)
     return () if is_depthwise else (*range(2, rank), 1 if layer.op == "Conv" else 0)

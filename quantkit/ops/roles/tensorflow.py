@@ -56,7 +56,8 @@ class TensorFlowRoles(Roles):
         if layer.op == "MatMul":
             return (1,) if layer.attrs.get("transpose_b") else (0,)
         if layer.op == "DepthwiseConv2dNative":
-            return ()
+            weights = graph.constant_of(layer.inputs[WEIGHTS_INDEX])
+            return () if weights is None else find_depthwise_pair_axes(weights.shape)
         return (0, 1, 3) if layer.op == "Conv2DBackpropInput" else (0, 1, 2)
 
     def layer_objection(self, graph: Graph, layer: Node) -> str:
@@ -122,6 +123,14 @@ class TensorFlowRoles(Roles):
     def is_global(self, average: Node, shapes: Mapping[Edge, Shape]) -> bool:
         dims = shapes[Edge(average.name)].dims if Edge(average.name) in shapes else None
         return average.op == "Mean" or (dims is not None and dims[1:3] == (1, 1))
+
+
+def find_depthwise_pair_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the dimensions of the weights (h, w, c, m) of a depthwise convolution whose products a kernel adds.
+
+    Kernels compute one channel, or several outputs of a channel, as an ordinary convolution.
+    """
+    return () if shape[2] > 1 and shape[3] == 1 else (0, 1)
 
 
 def _is_spatial_mean(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from quantkit.ir.graph import Edge
 from quantkit.quantization.finetuning.simulation import Simulation
 from quantkit.quantization.finetuning.variables import Variables
-from quantkit.quantization.pair_sums import MAX_SUM
+from quantkit.quantization.pair_sums import MAX_SUM, find_pairs
 from quantkit.quantization.spec import Spec
 
 
@@ -183,13 +183,10 @@ def _find_pair_sums(tf: Any, values: Any, spec: Spec, rest: Sequence[int] | None
     order = [*(axis for axis in range(values.shape.rank) if axis not in spec.pair_axes), *spec.pair_axes]
     sizes = [values.shape[axis] for axis in order]
     rank = len(order) - len(spec.pair_axes)
-    rows = tf.reshape(tf.transpose(values, order), [*sizes[:rank], -1, sizes[-1]])
-    flat = tf.reshape(rows, [*sizes[:rank], -1])
-    kinds = [flat] if sizes[-1] % 2 == 0 else [flat, rows]
+    flat = tf.reshape(tf.transpose(values, order), [*sizes[:rank], -1])
     largest = tf.zeros(sizes[:rank])
-    for kind in kinds:
-        even = kind[..., : kind.shape[-1] // 2 * 2]
-        pairs = tf.reshape(even, [*sizes[:rank], -1, 2])
+    for indices in find_pairs(sizes[rank:]):
+        pairs = tf.gather(flat, indices, axis=-1)
         for signed in (pairs, -pairs):
             sums = tf.reduce_sum(tf.maximum(signed, 0.0), -1)
             largest = tf.maximum(largest, tf.reduce_max(sums, -1) if sums.shape[-1] else 0.0)
