@@ -100,7 +100,7 @@ def _read_body(
     outer = {edge.node for inner in body.nodes.values() for edge in inner.inputs}
     outer |= {name for inner in body.nodes.values() for name in inner.controls}
     outer |= {edge.node for edge in body.outputs}
-    sources = [_source(graph[name], shapes) for name in outer - body.nodes.keys() if name in graph]
+    sources = [_source(graph[name], shapes) for name in sorted(outer - body.nodes.keys()) if name in graph]
     stated = _argument_shapes(node, len(body.inputs), shapes)
     arguments = dict(zip((edge.node for edge in body.inputs), stated, strict=False))
     nodes = [

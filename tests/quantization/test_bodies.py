@@ -1,5 +1,9 @@
 """MACs and float fallbacks of layers in the subgraphs of ONNX graphs."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,3 +100,23 @@ def test_damaged_subgraphs_have_unknown_macs() -> None:
     assert layers(graph) == BodyLayers((), None)
     scan = Graph.of([Node("x", "Placeholder"), Node("y", "Scan", (Edge("x"),))], ["x"], ["y"], dialect="onnx")
     assert layers(scan).macs is None
+
+
+def test_the_names_of_layers_do_not_depend_on_the_hash_seed() -> None:
+    program = (
+        "from quantkit.quantization.bodies import find_body_layers; from test_bodies import *\n"
+        "names = [f'w{index}' for index in range(6)]\n"
+        "layers = [product(f'layer_{name}', 'x', name) for name in names]\n"
+        "then, other = branch('then', *layers), branch('else', *layers)\n"
+        "node = helper.make_node('If', ['flag'], ['y'], then_branch=then, else_branch=other)\n"
+        "graph = read(node, constants=tuple(weights(name, 4, 2) for name in names))\n"
+        "print(find_body_layers(graph, graph['y'], infer_shapes(graph)).names)"
+    )
+    outputs = set()
+    for seed in ("1", "2", "3"):
+        path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        command = [sys.executable, "-c", program]
+        outputs.add(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    assert len(outputs) == 1
+    assert b"layer_w5" in outputs.pop()
