@@ -306,7 +306,7 @@ def measure(name: str, build: Path, numbers: list[int], certificates: Mapping[st
     Args:
         name: key of `ARMS`.
         build: folder of the models.
-        numbers: numbers of the models.
+        numbers: integers in the names of the models.
         certificates: unsafe layers of each model.
     """
     runtime, environment, emulator = ARMS[name]
