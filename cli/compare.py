@@ -21,7 +21,7 @@ from ._arguments import (
     options_of,
     parse_positive,
 )
-from ._loading import model_and_runtime
+from ._loading import check_models, model_and_runtime
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -69,6 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Compare, print the report, and check the limit."""
+    check_models(args, args.first, args.second, reads_layers=True)
     (first, runtime), (second, other_runtime) = (model_and_runtime(args, name) for name in (args.first, args.second))
     if args.structure:
         structure = compare_structure(first, second)

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 
 from quantkit.evaluation import Evaluation, EvaluationInterrupted, evaluate
+from quantkit.evaluation.accuracy import require_reference
 from quantkit.evaluation.tasks import TASKS
 
 from ._app import INTERRUPTED
@@ -18,7 +19,7 @@ from ._arguments import (
     parse_positive,
     parse_ratio,
 )
-from ._loading import model_and_runtime
+from ._loading import check_models, model_and_runtime
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -51,7 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--min-agreement",
         type=parse_fraction,
-        help="exit 1 if the agreement, or the metric of --task, is below this, for example 0.985",
+        help="exit 1 if the agreement of class scores, or the metric of --task (text or language for tokens), is "
+        "below this, for example 0.985",
     )
     parser.add_argument(
         "--max-kl", type=parse_ratio, help="exit 1 if the KL divergence is above this, for example 0.02"
@@ -61,6 +63,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Evaluate, print the metrics, and check the limits."""
+    if args.reference is None:
+        require_reference(**options_of(require_reference, args))
+    check_models(args, args.model, args.reference)
     model, runtime = model_and_runtime(args, args.model)
     reference, reference_runtime = model_and_runtime(args, args.reference) if args.reference else (None, "auto")
     try:

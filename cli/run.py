@@ -16,7 +16,7 @@ from ._arguments import (
     parse_natural,
     parse_positive,
 )
-from ._loading import model_and_runtime
+from ._loading import check_models, model_and_runtime
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -75,6 +75,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Run the model, write the results, and print the report."""
+    check_models(args, args.model)
     model, runtime = model_and_runtime(args, args.model)
     with show_progress(args) as on_progress:
         result = run_model(

@@ -38,6 +38,7 @@ from quantkit.errors import InputError, QuantkitError
 from quantkit.evaluation.accuracy import BATCH, require_images
 from quantkit.evaluation.opened_model import describe_assumption
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
+from quantkit.model.early_checks import check_sources
 from quantkit.model.transfer import ModelFile, write_model_file
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
@@ -137,6 +138,7 @@ def run(
     require_flag(offline=offline)
     require_callable(on_progress=on_progress, on_message=on_message)
     FORMATS[format].check()
+    check_sources(model, data=[data], labels=labels, runtimes=[runtime])
     loaded = as_model(model, offline=offline)
     dataset = as_dataset(data, limit, keep_order=limit is None, inputs=loaded.input_names)
     digest = data_digest(dataset)

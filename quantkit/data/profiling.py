@@ -1,11 +1,15 @@
 """Profile of an input pipeline: a ``tf.data.Dataset``, or the one that reads and decodes the images of a dataset."""
 
+from functools import reduce
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from quantkit.arguments import parse_duration, public
 from quantkit.data.dataset import IMAGE_FEATURES, FileDataset, encoded_image
 from quantkit.data.sources import as_dataset
 from quantkit.errors import UsageError
+from quantkit.formats.tfrecord import compression_of
 from quantkit.pipelines import PipelineProfile, profile_dataset
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 
@@ -58,7 +62,9 @@ def as_pipeline(data: Any) -> Any:
         def parse(record: Any) -> Any:
             return tf.io.parse_single_example(record, features)[key]
 
-        encoded = tf.data.TFRecordDataset(paths).map(parse, tf.data.AUTOTUNE)
+        groups = groupby(paths, lambda path: compression_of(Path(path)))
+        parts = [tf.data.TFRecordDataset(list(files), compression) for compression, files in groups]
+        encoded = reduce(lambda first, second: first.concatenate(second), parts).map(parse, tf.data.AUTOTUNE)
 
     def decode(image: Any) -> Any:
         return tf.io.decode_image(image, channels=3, expand_animations=False)

@@ -192,14 +192,26 @@ def _check_result(function: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
     return open_stream
 
 
-def _read_path(source: str | os.PathLike[str], inputs: Container[str]) -> Dataset:
+def find_data(source: str | os.PathLike[str]) -> tuple[Path, list[Path]]:
+    """Return the path of data, and the files of records that match it if it is a pattern.
+
+    Raises:
+        InputError: the data does not exist, or is a pipe or device.
+    """
     path, name = Path(os.path.expanduser(source)), os.fspath(source)
     check_regular(path)
-    if not os.path.exists(path) and (records := _match_records(path)):
+    if os.path.exists(path):
+        return path, []
+    if records := _match_records(path):
+        return path, records
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise InputError(f"{name} does not exist", hint=did_you_mean(path.name, siblings) or f"data is {DATA_KINDS}")
+
+
+def _read_path(source: str | os.PathLike[str], inputs: Container[str]) -> Dataset:
+    (path, records), name = find_data(source), os.fspath(source)
+    if records:
         return _read_records(name, records)
-    if not os.path.exists(path):
-        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise InputError(f"{name} does not exist", hint=did_you_mean(path.name, siblings) or f"data is {DATA_KINDS}")
     if path.is_dir():
         images, others = list_files(path)
         if not images and (arrays := [file for file in others if file.suffix.lower() in ARRAY_SUFFIXES]):

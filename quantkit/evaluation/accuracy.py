@@ -37,6 +37,7 @@ from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.evaluation.tasks import Score, find_task
 from quantkit.facts import format_facts, format_facts_as_html
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
+from quantkit.model.early_checks import check_sources
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
 from quantkit.runtimes.runtime import isa_environment
@@ -300,12 +301,14 @@ def evaluate(
     require_flag(offline=offline)
     require_callable(on_progress=on_progress, on_message=on_message)
     metric = find_task(task)
-    if metric is not None and reference is None:
-        raise UsageError(f"{metric.name} is measured with a reference model", hint="pass --reference MODEL")
+    if reference is None:
+        require_reference(task=task, min_agreement=min_agreement, max_kl=max_kl)
     if callable(task) and workers > 1:
         raise UsageError("a function as task needs one process", hint="omit workers, or pass the name of a task")
     options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op, isa=isa)
-    models = [as_model(value, offline=offline) for value in (model, reference) if value is not None]
+    sources = [value for value in (model, reference) if value is not None]
+    check_sources(*sources, data=[data], labels=labels, runtimes=(runtime, reference_runtime))
+    models = [as_model(value, offline=offline) for value in sources]
     dataset = as_dataset(data, limit, inputs=models[0].input_names)
     for loaded in models:
         if loaded.has_random_weights:
@@ -340,6 +343,21 @@ def evaluate(
     evaluation = replace(evaluation, environment={} if isa is None else isa_environment(isa))
     evaluation.check(min_top1=min_top1, min_agreement=min_agreement, max_kl=max_kl)
     return evaluation
+
+
+def require_reference(
+    *, task: str | Score | None = None, min_agreement: float | None = None, max_kl: float | None = None
+) -> None:
+    """Check before any work that no metric needs a reference model, which is not given.
+
+    Raises:
+        UsageError: the metric of a task, or that of a limit, needs a reference model.
+    """
+    metric = find_task(task)
+    limits = {"agreement": min_agreement, "the KL divergence": max_kl}
+    names = [metric.name] if metric else [name for name, limit in limits.items() if limit is not None]
+    if names:
+        raise UsageError(f"{names[0]} is measured with a reference model", hint="pass --reference MODEL")
 
 
 def _make_evaluation(facts: EvaluationFacts, counts: EvaluationCounts, seconds: float, workers: int = 1) -> Evaluation:

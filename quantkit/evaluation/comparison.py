@@ -32,7 +32,7 @@ from quantkit.data import (
     as_dataset,
 )
 from quantkit.data.preprocessing import ColorOrder
-from quantkit.errors import UnavailableError, UsageError
+from quantkit.errors import UsageError
 from quantkit.evaluation.comparison_run import ComparisonRun
 from quantkit.evaluation.comparison_samples import ComparisonSamples, DatasetSamples, RandomSamples
 from quantkit.evaluation.layer_comparison import FLOOR, LayerComparison
@@ -40,6 +40,7 @@ from quantkit.evaluation.limited_process import limits_isa
 from quantkit.ir.difference import EQUAL, differences
 from quantkit.ir.graph import Graph
 from quantkit.model import RANDOM_WEIGHTS_NOTE, Model, as_model
+from quantkit.model.early_checks import check_sources
 from quantkit.model.endpoints import choose_image_endpoints
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
@@ -105,7 +106,8 @@ def compare_structure(first: Any, second: Any) -> StructureComparison:
     Raises:
         UnavailableError: the format of a model has no readable graph.
     """
-    graphs = [_readable_graph(as_model(model)) for model in (first, second)]
+    check_sources(first, second, reads_layers=True)
+    graphs = [as_model(model).graph for model in (first, second)]
     return StructureComparison(tuple(differences(*graphs)))
 
 
@@ -222,6 +224,7 @@ def compare(
         )
     require_callable(on_progress=on_progress, on_message=on_message)
     options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op, isa=isa)
+    check_sources(first, second, data=[data], runtimes=runtime_names, reads_layers=True)
     models = [as_model(value, offline=offline) for value in (first, second)]
     if structure:
         return compare_structure(*models)
@@ -245,28 +248,13 @@ def compare(
     return result
 
 
-def _readable_graph(model: Model) -> Graph:
-    """Return the graph of a model.
-
-    Raises:
-        UnavailableError: quantkit does not read the format.
-    """
-    if not model.has_readable_graph:
-        raise UnavailableError(
-            f"the layers of {model.name} cannot be read",
-            hint="quantkit evaluate compares the outputs of such models; .pb and .onnx are compared layer by layer",
-        )
-    return model.graph
-
-
 def _graph_with_endpoints(model: Model, inputs: Sequence[str] | None, outputs: Sequence[str] | None) -> Graph:
     """Return the graph of a model with inputs and outputs.
 
     Raises:
-        UnavailableError: quantkit does not read the format.
         UsageError: the inputs or outputs cannot be inferred.
     """
-    graph = _readable_graph(model)
+    graph = model.graph
     if inputs or outputs:
         return graph.with_endpoints(inputs, outputs)
     if graph.inputs and graph.outputs:

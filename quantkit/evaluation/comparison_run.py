@@ -17,6 +17,7 @@ from quantkit.evaluation.tensor_matching import TensorPair, match_tensors
 from quantkit.evaluation.tensor_sums import TensorSums
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
+from quantkit.ops.semantics import is_quantized
 from quantkit.progress import OnProgress, Progress
 from quantkit.runtimes import AUTO, observing_runtime
 from quantkit.runtimes.session import RuntimeVersion, SessionOptions
@@ -108,6 +109,7 @@ class ComparisonRun:
             tuple(self.samples.rejected.items()),
             self.samples.preprocessing,
             sums.resized,
+            are_quantized=(is_quantized(self.graphs[0]), is_quantized(self.graphs[1])),
         )
 
 

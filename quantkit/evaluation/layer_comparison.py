@@ -21,6 +21,16 @@ MAX_ROWS, MAX_NOTES = 20, 10
 # Bars of equal tensors end here; 16 correct bits.
 MAX_PLOTTED = 96.0
 RANDOM_INPUTS_NOTE = "random inputs prove little: --data IMAGES compares on real ones and finds the first bad layer"
+# What to do about layers below a limit, by `LayerComparison.are_quantized`.
+REMEDIES = {
+    (False, True): "keep these layers in float: keep_float in the --scheme of quantkit quantize, or --max-drop",
+    (
+        True,
+        True,
+    ): "both versions are int8: quantkit compare FLOAT FILE states the error of each of them",
+    (True, False): "name the float model first: the SQNR is relative to the first version",
+    (False, False): "no version is int8: quantkit transform --verify finds the step that changes the values",
+}
 # Widths of the first two columns in a table of 80 columns.
 TENSOR_WIDTH, OP_WIDTH = 28, 12
 COLUMNS = ("tensor", "op", "SQNR", "channel", "drop", "cosine", "notes")
@@ -112,6 +122,7 @@ class LayerComparison:
         resized: tensors whose size depends on the data, and differs between the versions in every sample.
         optimizer_changes: outputs that the optimizer of a runtime changes; the rows of inner tensors do not show this.
         environment: environment variables of the process that ``isa`` set.
+        are_quantized: True for each version that has int8 layers.
     """
 
     models: tuple[str, str]
@@ -126,6 +137,7 @@ class LayerComparison:
     resized: tuple[str, ...] = ()
     optimizer_changes: tuple[OptimizerChange, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    are_quantized: tuple[bool, bool] = (False, True)
 
     @property
     def worst_first(self) -> tuple[LayerRow, ...]:
@@ -185,11 +197,10 @@ class LayerComparison:
         if failing:
             first = failing[0]
             problem = ", ".join(first.problems) if first.is_broken else f"{first.sqnr:.1f} dB"
-            fallback = "keep these layers in float: keep_float in the --scheme of quantkit quantize, or --max-drop"
             raise CheckError(
                 f"{len(failing)} of {len(self.rows)} tensors are broken or below {min_sqnr:g} dB, "
                 f"the first is {first.name} ({first.op}): {problem}",
-                hint=RANDOM_INPUTS_NOTE if self.is_random else fallback,
+                hint=RANDOM_INPUTS_NOTE if self.is_random else REMEDIES[self.are_quantized],
             )
 
     def plot(self) -> BarChart:

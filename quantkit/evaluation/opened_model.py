@@ -19,6 +19,7 @@ from quantkit.model import Model
 from quantkit.model.endpoints import (
     SCORES_HINT,
     SIZES_HINT,
+    TOKENS_HINT,
     choose_endpoints,
     choose_image_endpoints,
     choose_score_output,
@@ -79,14 +80,16 @@ class OpenedModel:
         """
         rows, result = [], self.session.outputs[0].name
         for part in pipeline.split(samples, batch_size):
-            outputs = self.session.run(pipeline.stack(part))[result]
+            feeds = pipeline.stack(part)
+            outputs = self.session.run(feeds)[result]
             count = pipeline.batch_size or len(part)
             if not 1 < outputs.size / count == outputs.shape[-1]:
                 shape = "x".join(map(str, outputs.shape))
+                has_tokens = any(ids.dtype.kind in "iu" and ids.shape == outputs.shape[:-1] for ids in feeds.values())
                 raise UsageError(
                     f"output {result!r} of {self.name} has shape {shape} for {count} samples, not a score "
                     "for each class",
-                    hint=SCORES_HINT,
+                    hint=TOKENS_HINT if has_tokens and outputs.ndim == 3 else SCORES_HINT,
                 )
             rows.append(outputs.reshape(count, -1)[: len(part)].astype(np.float64))
             if rows[-1].shape[1] != rows[0].shape[1]:

@@ -21,6 +21,8 @@ KINDS = {
     "tflite": "a LiteRT model",
     "openvino": "an OpenVINO model",
 }
+# Kinds that runtimes open, and quantkit does not read.
+UNREADABLE = ("tflite", "openvino")
 # Magic number at the end of a LevelDB table, the file format of checkpoints.
 TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
 # Number of bytes that are read to detect the kind of a file.

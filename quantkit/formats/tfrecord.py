@@ -4,15 +4,24 @@ A record has the following little-endian fields:
 
     uint64 length, uint32 checksum of the length, bytes, uint32 checksum of the bytes
 
+A file may be compressed (GZIP or ZLIB). Offsets are those of the decompressed content: single records are read from a
+decompressed copy without a name, which ends with the process.
+
 A checksum is a CRC-32C rotated by 15 bits plus a constant, so that checksums of records that contain checksums stay
 effective.
 """
 
 import io
+import os
+import shutil
 import struct
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,6 +38,10 @@ _GZIP = b"\x1f\x8b"
 # zlib reads the header of either format.
 _ANY_FORMAT = 32 + zlib.MAX_WBITS
 _BLOCK_BYTES = 1 << 20
+# Open decompressed copies: a process may open 1,024 files by default.
+MAX_COPIES = 256
+# A decompressed copy has one position for all threads.
+_LOCK = Lock()
 # Size from which a list of records is processed at once.
 BATCH_BYTES = 4 << 20
 
@@ -119,23 +132,70 @@ def _open_records(path: Path) -> BinaryIO:
     return io.BufferedReader(_DecompressedFile(path), _BLOCK_BYTES) if compression_of(path) else path.open("rb")
 
 
+@contextmanager
+def _open_plain(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, or the decompressed copy of a compressed one.
+
+    Raises:
+        InputError: the compressed data is truncated or damaged.
+        OSError: the file cannot be read, or the copy cannot be written.
+    """
+    status = path.stat()
+    copy = _decompress(path, status.st_mtime_ns, status.st_size, os.getpid())
+    if copy is not None:
+        with _LOCK:
+            copy.seek(0)
+            yield copy
+        return
+    with path.open("rb") as file:
+        yield file
+
+
+@lru_cache(MAX_COPIES)
+def _decompress(path: Path, modified: int, size: int, process: int) -> BinaryIO | None:
+    """Return the decompressed copy of a file, for one state of the file and one process; None if it is uncompressed."""
+    if not compression_of(path):
+        return None
+    with ExitStack() as stack:
+        copy = stack.enter_context(tempfile.TemporaryFile())
+        try:
+            with _open_records(path) as file:
+                shutil.copyfileobj(file, copy, _BLOCK_BYTES)
+        except EOFError:
+            raise InputError(f"{path} is truncated", hint="copy or download the file again") from None
+        except zlib.error as error:
+            raise _damaged_error(path, error) from None
+        stack.pop_all()  # the cache keeps the copy open
+    return copy
+
+
+def _damaged_error(path: Path, error: zlib.error) -> InputError:
+    return InputError(f"{path} has damaged compressed data: {str(error).rpartition(': ')[2]}")
+
+
+def records_size(path: Path) -> int:
+    """Return the number of bytes of the records of a file, decompressed.
+
+    Raises:
+        InputError: the file cannot be read, or its compressed data is damaged.
+    """
+    try:
+        with _open_plain(path) as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise _read_error(path, error) from None
+
+
 def record_offsets(path: Path) -> list[int]:
     """Return the byte offsets of the records of a file, without reading their content.
 
     Raises:
-        InputError: the file cannot be read, is compressed, damaged or truncated.
+        InputError: the file cannot be read, is damaged or truncated.
     """
     offsets: list[int] = []
     try:
-        size, end = path.stat().st_size, 0
-        if compression := compression_of(path):
-            raise InputError(
-                f"{path} is compressed ({compression})",
-                hint="decompress the file with gunzip"
-                if compression == "GZIP"
-                else f"read it with tf.data.TFRecordDataset(path, {compression!r}), and write it without compression",
-            )
-        with path.open("rb") as file:
+        with _open_plain(path) as file:
+            size, end = file.seek(0, os.SEEK_END), 0
             while end < size:
                 offsets.append(end)
                 file.seek(end)
@@ -155,7 +215,7 @@ def read_record(path: Path, offset: int) -> bytes:
         InputError: the file cannot be read, or the record is damaged.
     """
     try:
-        with path.open("rb") as file:
+        with _open_plain(path) as file:
             file.seek(offset)
             length = _length(file.read(_HEADER.size), path, offset)
             data, checksum = file.read(length), file.read(_CHECKSUM.size)
@@ -187,7 +247,7 @@ def find_damaged_record(path: Path) -> str:
     except EOFError:
         raise InputError(f"{path} is truncated in record {number}") from None
     except zlib.error as error:
-        raise InputError(f"{path} has damaged compressed data: {str(error).rpartition(': ')[2]}") from None
+        raise _damaged_error(path, error) from None
     if not number:
         raise InputError(f"{path} is empty")
     return ""

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from quantkit.zoo.cards import ModelCard
 
 _EVALUATE = "quantkit evaluate FILE --data DATA --reference MODEL --task"
-TASK_HINT = (
-    f"compare all outputs, boxes with --task detection, other values with --task regression: {_EVALUATE} regression"
+_TASK_HINT = (
+    "compare all outputs, boxes with --task detection, logits of tokens with --task text or language, "
+    "other values with --task regression: "
 )
 SIZES_HINT = (
     f"compare outputs of any size, boxes with --task detection, other values with --task text: {_EVALUATE} text"
 )
-SCORES_HINT = f"name the output with the class scores with --output-layer, or {TASK_HINT}"
+TOKENS_HINT = f"{_TASK_HINT}{_EVALUATE} language"
+SCORES_HINT = f"name the output with the class scores with --output-layer, or {_TASK_HINT}{_EVALUATE} regression"
 PLACEHOLDER_OPS = frozenset({"Placeholder", "PlaceholderWithDefault"})
 
 

@@ -131,7 +131,7 @@ def _load(
         model = quantized
     if isinstance(model, str | os.PathLike):
         text = os.path.expanduser(model)
-        card = _card(text)
+        card = find_model_card(text)
         flags = _flags(options, random_weights)
         if random_weights:
             return replace(_random(text, card, options, seed), flags=flags)
@@ -225,7 +225,7 @@ def _random(name: str, card: "ModelCard | None", options: ImportOptions, seed: i
     return Model(name, graph, card=card, has_random_weights=True)
 
 
-def _card(text: str) -> "ModelCard | None":
+def find_model_card(text: str) -> "ModelCard | None":
     """Find the card of a name; None for a path.
 
     Raises:

@@ -29,6 +29,9 @@ KEY_HINT = (
     "openssl ec -in KEY -pubout -out PUBLIC_KEY its public key"
 )
 
+# Metrics of the accuracy in a receipt.
+FIGURES = ("top1", "agreement", "sqnr", "equal", "task")
+
 
 @dataclass(frozen=True, repr=False)
 class ReceiptCheck:
@@ -75,6 +78,10 @@ class ReceiptCheck:
     @property
     def _facts(self) -> list[tuple[str, str]]:
         facts = {**(self.receipt or {}), "signature": self.signature}
+        accuracy = facts.get("accuracy")
+        if isinstance(accuracy, Mapping) and not any(accuracy.get(figure) for figure in FIGURES):
+            samples = f"compared on {accuracy.get('samples')} samples of {accuracy.get('on')}"
+            facts["accuracy"] = f"{samples}; SQNR and metrics of a task are stated with --runs N only"
         return [(name.replace("_", " "), _text(value)) for name, value in facts.items() if value is not None]
 
     @property

@@ -28,6 +28,7 @@ from quantkit.errors import RecipeError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model, as_model
+from quantkit.model.early_checks import check_sources
 from quantkit.model.exporters import EXPORTERS
 from quantkit.model.exporters.files import OutputFile
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
@@ -126,6 +127,8 @@ def transform(
     for plugin in files:
         load_file(Path(plugin))
     file = choose_output(**options)
+    if not random_weights:
+        check_sources(model, data=[options.get("data")], runtimes=[options.get("runtime")])
     if recipe is None:
         check_conversion(model, checkpoint, file)
     steps = Recipe(()) if recipe is None else as_recipe(recipe)
@@ -178,6 +181,7 @@ def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:
     if output is not None:
         as_text, opset = options.get("as_text", False), options.get("opset")
         file = OutputFile.of(output, options.get("format"), as_text=as_text, opset=opset)
+        file.check_path()
         if file.is_guess:
             options.get("on_message", ignore_message)(file.guess_text)
     if trace is not None:

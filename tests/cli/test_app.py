@@ -541,9 +541,9 @@ def test_errors_have_a_json_document(
 
 
 def test_failed_check_prints_only_the_document_of_the_command(capsys: Any) -> None:
-    data = str(Path(__file__).parents[2] / "assets" / "digits_heldout.npz")
-    arguments = ["evaluate", "digits", "--runtime", "reference", "--data", data, "--limit", "3", "--max-kl", "1"]
+    data = str(Path(__file__).parents[2] / "assets")
+    arguments = ["evaluate", "digits", "--runtime", "reference", "--data", data, "--limit", "3", "--min-top1", "1"]
     assert main([*arguments, "--json", "-q"]) == 1
     output = capsys.readouterr()
-    assert "there is no reference model" in output.err
+    assert "no sample has a label" in output.err
     assert json.loads(output.out)["schema"] == "quantkit.evaluate/2"

@@ -71,6 +71,14 @@ def run_both(graph: Graph, x: Array) -> tuple[Array, Array, Graph]:
 
 IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
     "conv": ([node("y", "Conv", "x", "w")], {"w": weights(5, 4, 3, 3)}),
+    "conv_half_weights": (
+        [node("f", "Cast", "w", to=1), node("y", "Conv", "x", "f")],
+        {"w": weights(5, 4, 3, 3).astype(np.float16)},
+    ),
+    "conv_transpose_half_weights": (
+        [node("f", "Cast", "w", to=1), node("y", "ConvTranspose", "x", "f")],
+        {"w": weights(4, 5, 3, 3).astype(np.float16)},
+    ),
     "conv_same": ([node("y", "Conv", "x", "w", "b", pads=(1, 1, 1, 1))], {"w": weights(5, 4, 3, 3), "b": weights(5)}),
     "conv_stride": (
         [node("y", "Conv", "x", "w", "b", pads=(1, 1, 1, 1), strides=(2, 2))],

@@ -47,6 +47,15 @@ CASES: dict[str, Graph] = {
         node("w", "Cast", "h", **HALF),
         node("y", "Conv2D", "x", "w", **WINDOWS),
     ),
+    # Keras mixed_float16: Cast of a variable, here back to float32.
+    "weights_rounded_to_half": image_graph(
+        FILTER,
+        node("v", "Identity", "w"),
+        node("h", "Cast", "v", SrcT=FLOAT, DstT=DType.HALF),
+        node("k", "Identity", "h", T=DType.HALF),
+        node("f", "Cast", "k", **HALF),
+        node("y", "Conv2D", "x", "f", **WINDOWS),
+    ),
     "half_depthwise_read_twice": image_graph(
         constant("h", random(3, 3, 4, 2).astype(np.float16)),
         node("w", "Cast", "h", **HALF),

@@ -1,6 +1,8 @@
 """`as_dataset`: the same samples from every kind of data."""
 
+import gzip
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import sha256
@@ -335,7 +337,12 @@ def test_records_of_images(tmp_path: Path) -> None:
 
 def test_records_of_arrays(tmp_path: Path) -> None:
     records = [example(x=row, label=row[:1].astype(np.int64)) for row in VALUES]
-    dataset = as_dataset(write_records(tmp_path / "a.tfrecord", records))
+    path = write_records(tmp_path / "a.tfrecord", records)
+    dataset = as_dataset(path)
+    # The compression is found in the content of a file of any name.
+    for name, compress in (("b.gz", gzip.compress), ("c", zlib.compress)):
+        (tmp_path / name).write_bytes(compress(path.read_bytes()))
+        assert rows(as_dataset(tmp_path / name, keep_order=True)) == rows(as_dataset(path, keep_order=True))
     assert isinstance(dataset, FileDataset)
     assert sorted(rows(dataset)) == VALUES.tolist()
     assert [float(sample.label) for sample in dataset.read()] == [row[0] for row in rows(dataset)]

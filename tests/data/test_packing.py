@@ -1,5 +1,6 @@
 """Packing of sources into TFRecord shards: content, resumption, verification."""
 
+import gzip
 import io
 import json
 import os
@@ -8,6 +9,8 @@ import signal
 import subprocess
 import sys
 import tarfile
+import zlib
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -222,9 +225,11 @@ def test_arrays_of_images_and_of_numbers(tmp_path: Path) -> None:
     assert np.array_equal([sample.arrays["x"] for sample in dataset.read() if sample.arrays], values)
 
 
-def test_records_are_copied_to_other_shards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zlib.compress])
+def test_records_are_copied_to_other_shards(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
     records = [example(image=[encode(pixels_of(number))], label=np.int64([number])) for number in range(6)]
-    write_records(tmp_path / "all.tfrecord", records)
+    path = write_records(tmp_path / "all.tfrecord", records)
+    path.write_bytes(compress(path.read_bytes()))
     result = pack(tmp_path / "all.tfrecord", tmp_path / "shards", shard_size=700, keep_order=True, workers=1)
     assert len(result.files) > 1
     assert [read_record(file, offset) for file in result.files for offset in record_offsets(file)] == records

@@ -156,8 +156,8 @@ def test_the_command_prints_and_checks(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--data", str(HELDOUT), "--min-agreement", "0.9"], 1, "there is no reference model"),
-        (["--data", str(HELDOUT), "--max-kl", "0.9"], 1, "there is no reference model"),
+        (["--data", str(HELDOUT), "--min-agreement", "0.9"], 2, "agreement is measured with a reference model"),
+        (["--data", str(HELDOUT), "--max-kl", "0.9"], 2, "KL divergence is measured with a reference model"),
         (["--data", str(ASSETS), "--min-top1", "0.9"], 1, "no sample has a label"),
         (["--data", str(HELDOUT), "--min-top1", "2"], 2, "is not a fraction"),
         (["--data", str(HELDOUT), "--limit", "0"], 2, "is not a whole number"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import quantkit as qk
-from quantkit.errors import GraphError, InputError, UsageError
+from quantkit.errors import CheckError, GraphError, InputError, UsageError
 from quantkit.evaluation import EvaluationInterrupted, LayerComparison, compare
 from quantkit.evaluation.comparison_samples import RandomSamples
 from quantkit.evaluation.graph_tensors import GraphTensors
@@ -19,6 +19,7 @@ from quantkit.evaluation.tensor_matching import match_tensors
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.ir.text import from_text
 from quantkit.progress import Progress
 from quantkit.quantization import Scheme, annotate, convert
 from quantkit.recipes import rewrite
@@ -267,7 +268,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*arguments, "--min-sqnr", "20"]) == 1
     captured = capsys.readouterr()
     assert "tensors are broken or below 20 dB" in captured.err
-    assert "keep these layers in float" in captured.err
+    assert "quantkit transform --verify finds the step" in captured.err
     assert main(["compare", str(first), str(first), "--structure"]) == 0
     assert capsys.readouterr().out == "Graphs are equal.\n"
     assert main(["compare", str(first), str(second), "--structure"]) == 1
@@ -492,3 +493,29 @@ def test_values_before_a_division_by_moved_scales_are_compared() -> None:
     ]
     second = onnx_graph(nodes, w=weights / factors[:, None], f=factors)
     assert all(row.sqnr > 100 for row in compare(first, second).rows)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "advice"),
+    [
+        (False, True, "keep_float in the --scheme"),
+        (True, True, "quantkit compare FLOAT FILE"),
+        (True, False, "name the float model first"),
+        (False, False, "quantkit transform --verify"),
+    ],
+)
+def test_hint_of_a_limit_fits_the_compared_versions(first: bool, second: bool, advice: str) -> None:
+    text = "dialect: onnx\ninputs: x\noutputs: y\nx = Placeholder[2x2]()\n"
+    plain = "v = Constant({0})\ny = Mul(x, v)"
+    quantized = (
+        "v = Constant({0})\nm = Mul(x, v)\ns = Constant(0.01)\nz = Constant[int8](0)\n"
+        "q = QuantizeLinear(m, s, z)\ny = DequantizeLinear(q, s, z)"
+    )
+    graphs = [
+        from_text(text + (quantized if is_int8 else plain).format(factor))
+        for is_int8, factor in ((first, 1.0), (second, 0.5))
+    ]
+    data = {"x": np.ones((1, 2, 2), np.float32)}
+    with pytest.raises(CheckError) as caught:
+        compare(*graphs, data, runtimes=("reference", "reference"), min_sqnr=20)
+    assert advice in caught.value.hint

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from varying_sizes import CONSTANTS, DETECTORS, FLOAT, IMAGES, NETWORKS, NODE, STEM, make_model, write
+from varying_sizes import CONSTANTS, DETECTORS, FLOAT, IMAGES, INT64, NETWORKS, NODE, STEM, make_model, write
 
 import quantkit as qk
 from quantkit.batch_inference.results import FORMATS, read_rows
@@ -218,7 +218,7 @@ def test_the_command_line_takes_samples_of_different_lengths(
     capsys.readouterr()
     assert main(["evaluate", str(path), "--data", str(data["file"])]) == 2
     hint = capsys.readouterr().err
-    assert "boxes with --task detection, other values with --task regression" in hint
+    assert "boxes with --task detection, logits of tokens with --task text or language, other values" in hint
     assert run_hint(hint, path, data["file"]) == 0
 
 
@@ -234,6 +234,20 @@ def test_hints_end_with_a_command_that_works(text: str, tmp_path: Path) -> None:
     path = write("lists", tmp_path)
     np.savez(tmp_path / "x.npz", x=IMAGES[:2])
     assert run_hint(text, path, tmp_path / "x.npz") == 0
+
+
+def test_hint_for_logits_of_tokens_names_a_metric_of_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = np.random.default_rng(0).normal(size=(9, 9)).astype(np.float32)
+    nodes = [NODE("Gather", ["table", "ids"], ["logits"])]
+    endpoints = [("ids", INT64, ["n", "t"])], [("logits", FLOAT, ["n", "t", 9])]
+    model = make_model(nodes, *endpoints, {"table": table})
+    path, data = tmp_path / "m.onnx", tmp_path / "ids.npz"
+    path.write_bytes(model.SerializeToString())
+    np.savez(data, ids=np.arange(12).reshape(2, 6) % 9)
+    assert main(["evaluate", str(path), "--data", str(data), "--reference", str(path), "--min-agreement", "1"]) == 2
+    hint = capsys.readouterr().err
+    assert hint.rstrip().endswith("--task language")
+    assert run_hint(hint, path, data) == 0
 
 
 def test_benchmark_takes_samples_in_memory(tmp_path: Path) -> None:

@@ -148,6 +148,8 @@ def test_ratios_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch: py
         facts = qk.receipt(tmp_path / "m.onnx").receipt
         assert facts is not None
         assert facts["accuracy"]["samples"] == 8
+        note = "compared on 8 samples of calibration; SQNR and metrics of a task are stated with --runs N only"
+        assert (note in str(qk.receipt(tmp_path / "m.onnx"))) == (runs != 3)
         stated.append([bool(facts["accuracy"][key]) for key in ("sqnr", "task")])
     assert stated == [[False, False], [True, True], [False, False]]
 

@@ -18,7 +18,7 @@ from quantkit.ir.tensor import Array, DType, Shape, Tensor
 
 @converts("Conv")
 def _conv(translator: OnnxTranslator, node: Node) -> None:
-    weights = translator.constant_of(node.inputs[1])
+    weights = translator.weights(node)
     if weights is None or len(weights.shape) not in (3, 4):
         raise conversion_error(node, "the weights must be constant and have rank 3 or 4")
     is_row = len(weights.shape) == 3
@@ -91,7 +91,7 @@ def _emit_row(translator: OnnxTranslator, node: Node) -> None:
 @converts("ConvTranspose")
 def _conv_transpose(translator: OnnxTranslator, node: Node) -> None:
     """Convert to a transposed convolution without padding, and a crop; with the stride 1, to a convolution."""
-    weights = translator.constant_of(node.inputs[1])
+    weights = translator.weights(node)
     attrs: Mapping[str, Any] = node.attrs
     if weights is None or len(weights.shape) != 4:
         raise conversion_error(node, "the weights must be constant and have rank 4")
@@ -328,7 +328,7 @@ def _gemm(translator: OnnxTranslator, node: Node) -> None:
         "transpose_a": bool(attrs.get("transA", 0)),
         "transpose_b": bool(attrs.get("transB", 0)),
     }
-    weights = translator.constant_of(node.inputs[1])
+    weights = translator.weights(node)
     if flags["transpose_b"] and weights is not None:  # TensorFlow's weights are not transposed
         flags["transpose_b"] = False
         inputs[1] = translator.add_constant(f"{translator.name(node.name)}/weights", transpose_tensor(weights, (1, 0)))

@@ -201,6 +201,12 @@ class OnnxTranslator:
         except (QuantkitError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError):
             return None
 
+    def weights(self, node: Node) -> Tensor | None:
+        """Return the second input of a layer if it is constant, or computed from constants such as float16 weights."""
+        tensor = self.constant_of(node.inputs[1])
+        array = None if tensor is not None else self.fold(node.inputs[1])
+        return tensor if array is None else Tensor.of(array)
+
     def constant_of(self, edge: Edge) -> Tensor | None:
         """Return the tensor of a constant, or of integers that are computed from static shapes; else None."""
         tensor = self.graph.constant_of(edge)

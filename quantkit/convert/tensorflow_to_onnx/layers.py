@@ -17,6 +17,7 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
 )
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.kernels import evaluate
 from quantkit.ops.layers import same_padding
 from quantkit.ops.onnx.types import NUMBERS
 
@@ -72,14 +73,30 @@ def constant_weights(translator: Translator, node: Node) -> Tensor:
     Raises:
         UnavailableError: the weights are not constant.
     """
-    edge = node.inputs[1]
-    while (source := translator.graph[edge.node]).op == "Identity" and source.name not in translator.graph.input_names:
-        edge = source.inputs[0]
+    source = _without_identities(translator, node.inputs[1])
     is_cast = source.op == "Cast" and source.name not in translator.graph.input_names
-    tensor = translator.graph.constant_of(source.inputs[0] if is_cast else edge)
+    tensor = _cast_constant(translator, source.inputs[0] if is_cast else Edge(source.name))
     if tensor is None:
         raise conversion_error(node, "the weights must be constant")
     return tensor
+
+
+def _without_identities(translator: Translator, edge: Edge) -> Node:
+    """Return the producer of a value, before Identity nodes."""
+    while (source := translator.graph[edge.node]).op == "Identity" and source.name not in translator.graph.input_names:
+        edge = source.inputs[0]
+    return source
+
+
+def _cast_constant(translator: Translator, edge: Edge) -> Tensor | None:
+    """Return the tensor of a constant, after Cast and Identity nodes; None if the value is not constant."""
+    source = _without_identities(translator, edge)
+    if source.op != "Cast" or source.name in translator.graph.input_names:
+        return translator.graph.constant_of(Edge(source.name))
+    tensor = _cast_constant(translator, source.inputs[0])
+    if tensor is None:
+        return None
+    return Tensor(translator.dtype(Edge(source.name)), tensor.shape, lambda: evaluate(source, [tensor.array])[0])
 
 
 def add_weights(translator: Translator, node: Node, suffix: str, tensor: Tensor) -> Edge:

@@ -12,6 +12,7 @@ from quantkit.data.packing.cifar import ArchiveMember
 from quantkit.data.packing.items import Kind, Source, SourceItem
 from quantkit.data.sources import IMAGE_SUFFIXES, as_dataset
 from quantkit.errors import InputError, UsageError
+from quantkit.formats.tfrecord import records_size
 
 _WORDNET_ID = re.compile(r"(n\d{8})(?!\d)")
 
@@ -143,7 +144,9 @@ def _file_item(path: Path, label: str, root: Path) -> SourceItem:
 
 def _record_source(path: Path, dataset: FileDataset) -> Source:
     """List the records of TFRecord files, which keep their features."""
-    stamps = {file: (_stamp(file), os.path.getsize(file)) for file in {str(sample.path) for sample in dataset.samples}}
+    stamps = {
+        file: (_stamp(file), records_size(Path(file))) for file in {str(sample.path) for sample in dataset.samples}
+    }
     items = []
     for sample, following in zip(dataset.samples, (*dataset.samples[1:], None), strict=True):
         file, offset = str(sample.path), sample.offset or 0

@@ -84,6 +84,18 @@ class OutputFile:
         """Message that the suffix names no format, with the format that is written."""
         return f"{self.path.name}: {self.path.suffix.lower()} names no format: writing {formats.KINDS[self.kind]}"
 
+    def check_path(self) -> None:
+        """Check, before any work, that the path can be written.
+
+        Raises:
+            UsageError: the path cannot be a file or folder.
+            InputError: the path is not writable.
+        """
+        if EXPORTERS[self.kind].is_folder:
+            formats.check_folder(self.path)
+        else:
+            formats.check_target(self.path)
+
     def check(self, graph: Graph, *, may_shrink: bool = False) -> None:
         """Check, before any work, that a graph can be written.
 
@@ -96,12 +108,8 @@ class OutputFile:
             InputError: the path is not writable.
             GraphError: the graph is larger than the format allows.
         """
-        exporter = EXPORTERS[self.kind]
-        if exporter.is_folder:
-            formats.check_folder(self.path)
-        else:
-            formats.check_target(self.path)
-        if exporter.is_tensorflow and not may_shrink:
+        self.check_path()
+        if EXPORTERS[self.kind].is_tensorflow and not may_shrink:
             graphdef.check_size(graph, graph.reachable() if graph.outputs else None)
 
     def write(self, graph: Graph, signature: Signature | None = None) -> int:

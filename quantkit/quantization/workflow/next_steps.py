@@ -163,7 +163,7 @@ def recommend_check(report: QuantizationReport, commands: Commands) -> NextStep:
     if report.accuracy.metrics is None and report.accuracy.failures:
         return NextStep("no runtime here can run the quantized model; doctor lists them", "quantkit doctor")
     if report.latency.benchmark is None:
-        return NextStep("the latency was not measured", commands.command("benchmark", *pair))
+        return NextStep("measure the latency of both models", commands.command("benchmark", *pair))
     if commands.is_held_out:
         return NextStep(
             "a page with the latency of both models", commands.command("benchmark", *pair, "--html", "latency.html")

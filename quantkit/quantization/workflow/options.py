@@ -15,6 +15,7 @@ from quantkit.errors import UnavailableError, UsageError
 from quantkit.evaluation.tasks import TaskMetric
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
+from quantkit.model.early_checks import check_sources
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.calibration.trained_ranges import FAKE_QUANT_OPS
 from quantkit.quantization.finetuning.training import Budget
@@ -24,9 +25,12 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT
+from quantkit.recipes import Recipe, parse
+from quantkit.recipes.named import find_recipe
 from quantkit.recipes.trace_file import check_trace_path
-from quantkit.runtimes import AUTO, find_runtime
+from quantkit.runtimes import AUTO
 from quantkit.runtimes.tensorflow_library import available as tensorflow_available
+from quantkit.transforms.registry import REGISTRY
 
 PathLike = str | os.PathLike[str]
 
@@ -109,8 +113,6 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
         check_output(target, options.output)
     _check_paths(source, options)
     create_observer(scheme.observer, scheme.activations)  # its number may be out of bounds
-    if options.runtime != AUTO:
-        find_runtime(options.runtime)
     _check_data(options, scheme)
     check_fallback(options, target)
     if options.float_parts not in FLOAT_PARTS:
@@ -119,6 +121,24 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
         )
     if options.finetune is not None:
         _check_finetuning(options, scheme)
+    files = [options.calibration, options.held_out]
+    check_sources(
+        *([] if options.random_weights else [source]), data=files, labels=options.labels, runtimes=[options.runtime]
+    )
+    if isinstance(options.ranges, str | os.PathLike):
+        Ranges.load(expand_user(options.ranges))
+    if options.recipe:
+        read_recipe(options.recipe)
+
+
+def read_recipe(text: str) -> Recipe:
+    """Return a recipe of transforms, of a name or of a file.
+
+    Raises:
+        RecipeError: there is no such recipe, or it cannot be read.
+    """
+    is_transforms = {" ", "("} & set(text) or text in REGISTRY
+    return parse(text) if is_transforms else find_recipe(text)
 
 
 def check_output(target: Target, output: Path) -> None:

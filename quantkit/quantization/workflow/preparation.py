@@ -24,7 +24,7 @@ from quantkit.quantization.annotation import TargetGraph
 from quantkit.quantization.calibration.trained_ranges import extract_ranges
 from quantkit.quantization.ranges import Range, graph_digest
 from quantkit.quantization.targets import find_target
-from quantkit.quantization.workflow.options import ORIGINAL, Options
+from quantkit.quantization.workflow.options import ORIGINAL, Options, read_recipe
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
@@ -33,7 +33,7 @@ from quantkit.recipes.verify import make_verifier
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 from quantkit.transforms.precision.convert_precision import OTHER_FLOATS, convert_precision, find_types
-from quantkit.transforms.registry import REGISTRY, names_for
+from quantkit.transforms.registry import names_for
 from quantkit.zoo.cards import list_cards
 
 Item = TypeVar("Item")
@@ -273,8 +273,7 @@ def _sample_sizes(
 def _choose_recipe(model: Model, graph: Graph, options: Options, scheme: Scheme) -> Recipe:
     """Return the given recipe, else the card's or ``inference`` with the rewrites for int8 that the dialect has."""
     if options.recipe:
-        is_text = {" ", "("} & set(options.recipe) or options.recipe in REGISTRY
-        return parse(options.recipe) if is_text else find_recipe(options.recipe)
+        return read_recipe(options.recipe)
     # The recipes of cards are for TensorFlow graphs.
     has_own = model.card is not None and graph.dialect != onnx.DIALECT
     base = parse(model.card.recipe) if model.card is not None and has_own else find_recipe("inference")

@@ -44,7 +44,7 @@ def test_an_autoencoder_with_an_unchanged_error_does_not_differ() -> None:
     assert metrics.worst > 20
     assert metrics.reconstruction
     assert result.report.next_step is not None
-    assert result.report.next_step.reason == "the latency was not measured"
+    assert result.report.next_step.reason == "measure the latency of both models"
 
 
 @pytest.mark.engine
