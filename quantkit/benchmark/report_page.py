@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -64,6 +64,8 @@ def save_page_with_layers(
 ) -> None:
     """Measure the time by layer, and write the page; a chart, and the page of a saved benchmark, have no layers.
 
+    A page whose layers cannot be measured has a note with the reason.
+
     Args:
         path, benchmark, command_line: see `save_page`.
         models, on_progress, options: see `profile_layers`.
@@ -74,8 +76,10 @@ def save_page_with_layers(
     profile = None
     is_saved = find_saved(models) is not None
     if Path(path).suffix != ".svg" and not is_saved:
-        with suppress(UnavailableError):
+        try:
             profile = profile_layers(models, on_progress=on_progress, **options)
+        except UnavailableError as error:
+            benchmark = replace(benchmark, notes=(*benchmark.notes, f"layers are not measured: {error.message}"))
     save_page(path, benchmark, profile, "" if is_saved else command_line)
 
 

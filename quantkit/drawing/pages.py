@@ -141,10 +141,7 @@ class _PageBuilder:
         while len(members) > self.max_boxes:
             starts = range(0, len(members), self.max_boxes)
             runs = [members[start : start + self.max_boxes] for start in starts]
-            members = [
-                _Group(f"{_title(run[0])}{RANGE}{_title(run[-1])}", tuple(run)) if len(run) > 1 else run[0]
-                for run in runs
-            ]
+            members = [_Group(_range_title(run), tuple(run)) if len(run) > 1 else run[0] for run in runs]
         return tuple(members)
 
     def pages(self) -> tuple[Page, ...]:
@@ -231,6 +228,8 @@ def _leaves(group: _Group) -> Iterator[str]:
             yield from _leaves(member)
 
 
-def _title(member: _Group | str) -> str:
-    """Return the name of a node, or the first name of a group; a scope without a name has that of its first node."""
-    return member if isinstance(member, str) else member.title.partition(RANGE)[0] or next(_leaves(member))
+def _range_title(run: Sequence[_Group | str]) -> str:
+    """Return the first and the last name of a run, without the empty names of nodes and scopes."""
+    titles = [member if isinstance(member, str) else member.title.partition(RANGE)[0] for member in run]
+    names = [title for title in titles if title] or [""]
+    return f"{names[0]}{RANGE}{names[-1]}"

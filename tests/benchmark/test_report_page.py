@@ -6,8 +6,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 from measurements import make_measurement, make_model_profile
 
+from quantkit.benchmark import report_page
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
 from quantkit.benchmark.report_page import format_command, median_chart, render_page, save_page
@@ -22,6 +24,7 @@ from quantkit.drawing.report_charts import (
     draw_layers,
     draw_roofline,
 )
+from quantkit.errors import UnavailableError
 
 REASON = Reason("boundaries", 0.001, "1 of 2 ms in <conversions>", "quantkit quantize x -o y")
 VOID = {"meta", "br"}
@@ -167,6 +170,15 @@ def test_values_fit_their_bars_and_wide_intervals_are_cut() -> None:
     assert max(widths) > 40
     assert "→ 2 ms" in chart
     assert "→ 6 ms" not in chart
+
+
+def test_a_page_without_layers_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise UnavailableError("the worker ended", hint="")
+
+    monkeypatch.setattr(report_page, "profile_layers", fail)
+    report_page.save_page_with_layers(tmp_path / "page.html", make_benchmark(), ["a.onnx"])
+    assert "<li>layers are not measured: the worker ended</li>" in (tmp_path / "page.html").read_text()
 
 
 def test_command_of_the_page_is_the_given_one() -> None:
