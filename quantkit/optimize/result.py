@@ -18,7 +18,7 @@ from quantkit.formats.sizes import format_size
 from quantkit.formats.temporary import OwnedFolder
 from quantkit.optimize.deployment import Deployment, deploy
 from quantkit.optimize.drop import samples_for
-from quantkit.optimize.search import EXACT, Choice, Goal, name_of
+from quantkit.optimize.search import Choice, Goal, name_of
 from quantkit.optimize.state import CandidateTrial
 from quantkit.runtimes import find_runtime
 
@@ -75,7 +75,7 @@ class Optimization:
         ratio = f"{best.ratio:.2f} times as fast as {name_of(self.baseline.candidate)} ({interval})"
         if self.goal.objective == "size":
             ratio = f"{format_size(best.form.num_bytes)}, {ratio}"
-        drop = "the same arithmetic" if best.drop in (None, EXACT) else str(best.drop)
+        drop = "all layers in float32" if best.is_float32 else str(best.drop)
         return f"{use}: {ratio}, {drop}"
 
     @property

@@ -64,7 +64,6 @@ STAGES = {
 }
 # Processor features of each arithmetic that is faster than float32 only with its own instructions.
 FEATURES = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp16", "amx_fp16")}
-EXACT = Drop("float32", 0.0, 0.0, 0)
 
 
 class OutOfTimeError(Exception):
@@ -117,6 +116,11 @@ class Choice:
     speedup: Speedup | None = None
 
     @property
+    def is_float32(self) -> bool:
+        """True if all arithmetic is in float32."""
+        return self.form.precision == self.candidate.settings.options.precision == "float32"
+
+    @property
     def name(self) -> str:
         """Form, runtime and settings."""
         return name_of(self.candidate, self.settings)
@@ -137,7 +141,8 @@ class FileSearch:
         model: float model.
         calibration: samples that choose.
         reference: outputs of the float model on samples that do not choose.
-        sizes: sizes of one sample for inputs with dynamic sizes; None if samples differ or all sizes are fixed.
+        sizes: sizes of the samples for inputs with dynamic sizes; None if samples differ or all sizes are fixed.
+        measured_sizes: sizes of the measured calls for inputs with dynamic sizes: those of the first sample.
         float_files: files of the float model.
         quantize_options: further arguments of `quantize`.
         state: finished work.
@@ -156,6 +161,7 @@ class FileSearch:
     calibration: Dataset
     reference: FloatReference
     sizes: Sizes | None
+    measured_sizes: Sizes
     float_files: Sequence[Form]
     quantize_options: dict[str, Any]
     state: SearchState
@@ -197,8 +203,7 @@ class FileSearch:
 
     def is_within(self, choice: Choice) -> bool:
         """Return True if the candidate may be used, and the upper limit of its drop is known to be within the bound."""
-        is_float32 = choice.form.precision == choice.candidate.settings.options.precision == "float32"
-        if is_float32 and "float32" not in self.goal.precisions:
+        if choice.is_float32 and "float32" not in self.goal.precisions:
             return False
         return choice.drop is not None and choice.drop.high <= self.goal.max_drop
 
@@ -229,7 +234,7 @@ class FileSearch:
         self._measure(SCREEN, others)
         for candidate in candidates:
             form = next(each for each in forms if each.path == candidate.path)
-            self._add(form, candidate, EXACT if candidate in exact else self.state.drops.get(name_of(candidate)))
+            self._add(form, candidate)
         self._check_drops()
 
     def _screen_float(self, candidates: Sequence[Candidate]) -> None:
@@ -251,7 +256,7 @@ class FileSearch:
         streams = usable_cores(self.state.machine) if self.goal.objective == "throughput" else None
         precisions = ("float32", *(name for name in self.goal.precisions if name in FEATURES))
         return [
-            replace(each, settings=replace(each.settings, streams=streams))
+            replace(each, settings=replace(each.settings, streams=streams, input_shapes=self.measured_sizes))
             for each in form.candidates(precisions)
             if _has_arithmetic(each) and self._is_served(each)
         ]
@@ -325,7 +330,7 @@ class FileSearch:
         pairs = [(each, candidate) for each in forms for candidate in self._candidates(each)]
         self._measure(SCREEN, [candidate for _, candidate in pairs])
         for each, candidate in pairs:
-            self._add(each, candidate, self.state.drops.get(name_of(candidate)))
+            self._add(each, candidate)
         self._check_drops()
 
     def _build(self, form: Int8Form, name: str, options: dict[str, Any]) -> Form:
@@ -367,15 +372,15 @@ class FileSearch:
                 self.state.trials.append(replace(trial, ratio=ratio))
             self.state.save()
 
-    def _add(self, form: Form, candidate: Candidate, drop: Drop | None, settings: str = "") -> None:
+    def _add(self, form: Form, candidate: Candidate) -> None:
         """Add a measured candidate to the choices, with the latest of its trials."""
-        name = name_of(candidate, settings)
+        name = name_of(candidate)
         trials = [trial for trial in self.state.trials if trial.candidate == name and trial.ratio is not None]
         if trials:
             last = max(trials, key=lambda trial: trial.stage)
             assert last.ratio is not None
             assert last.seconds is not None
-            self.choices[name] = Choice(form, candidate, settings, last.ratio, last.seconds, drop)
+            self.choices[name] = Choice(form, candidate, "", last.ratio, last.seconds, self.state.drops.get(name))
 
     def _by_speed(self) -> list[Choice]:
         if self.goal.objective == "size":
@@ -387,9 +392,11 @@ class FileSearch:
         for choice in self._by_speed():
             if self.is_within(choice):
                 return
-            if choice.drop is None and len(self.state.drops) < MOST_DROPS:
+            # Files in float32 are chosen for their speed alone: all are equally accurate.
+            position = 1 if choice.is_float32 else self._num_drops + 1
+            if choice.drop is None and position <= MOST_DROPS:
                 self._report(f"measuring the drop: {choice.name}")
-                drop = self._measure_drop(choice.candidate)
+                drop = self._measure_drop(choice.candidate, position)
                 if drop is None:
                     self.choices.pop(choice.name)
                     continue
@@ -399,13 +406,24 @@ class FileSearch:
                 if drop.high <= self.goal.max_drop:
                     return
 
-    def _measure_drop(self, candidate: Candidate) -> Drop | None:
-        """Return the drop of a candidate on the samples that do not choose; None if it cannot run on them."""
+    @property
+    def _num_drops(self) -> int:
+        """Number of candidates other than float32 whose drop is measured."""
+        names = {each.name for each in self.choices.values() if each.is_float32}
+        return len(self.state.drops.keys() - names)
+
+    def _measure_drop(self, candidate: Candidate, position: int) -> Drop | None:
+        """Return the drop of a candidate on the samples that do not choose; None if it cannot run on them.
+
+        Args:
+            candidate: candidate with its session options.
+            position: position among the candidates on these samples, from 1.
+        """
         settings = candidate.settings
         try:
             model = load(candidate.path, inputs=settings.inputs, outputs=settings.outputs)
             with open_session(model.runnable, settings.runtime, settings.options) as session:
-                return measure_drop(session, self.reference, len(self.state.drops) + 1)
+                return measure_drop(session, self.reference, position)
         except QuantkitError as error:
             self.skipped[name_of(candidate)] = error.message
             return None
@@ -419,7 +437,7 @@ class FileSearch:
         self._report("measuring the best candidates again")
         self._measure(FINAL, [each.candidate for each in finalists])
         for each in finalists:
-            self._add(each.form, each.candidate, each.drop, each.settings)
+            self._add(each.form, each.candidate)
         names = {each.name for each in finalists}
         return [each for each in self.rank() if each.name in names][:TUNED]
 

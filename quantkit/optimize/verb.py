@@ -216,12 +216,15 @@ def optimize(
     float_files = float_forms(float_model.graph, state.folder, goal.runtimes, goal.suffix)
     on_progress(Progress("running the float model", 0))
     reference, sizes = _run_float_model(float_model, held_out_data, options)
+    first = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
+    measured_sizes = sample_sizes(float_model, iter([first]), reference.rows) or {}
     search = FileSearch(
         goal,
         float_model,
         calibration,
         reference,
         sizes,
+        measured_sizes,
         float_files,
         quantize_options,
         state,

@@ -74,9 +74,9 @@ def measure_network(network: OnnxNetwork, build: Path, nncf: str, time_budget: s
         for peer in ("default", "quantize_static", "nncf")
     }
     document = result.to_json()
-    kept = {key: document[key] for key in ("answer", "best", "baseline", "front", "candidates", "reasons", "seconds")}
-    kept["best"] = kept["best"] | {"file": Path(kept["best"]["file"]).name}
-    return kept | {"time_budget": time_budget, "speedups": speedups, "over_peers": best_peers}
+    facts = {key: document[key] for key in ("answer", "best", "baseline", "front", "candidates", "reasons", "seconds")}
+    facts["best"] = facts["best"] | {"file": Path(kept["best"]["file"]).name}
+    return facts | {"time_budget": time_budget, "speedups": speedups, "over_peers": best_peers}
 
 
 def peers(network: OnnxNetwork, samples: list[Feeds], build: Path, nncf: str) -> dict[str, Path]:
