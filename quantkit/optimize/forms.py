@@ -181,7 +181,7 @@ def sample_sizes(model: Model, shapes: Iterator[Mapping[str, tuple[int, ...]]], 
     if any(other != first for other in shapes):
         return None
     infos = (tensor_info(model.graph, edge) for edge in model.graph.inputs)
-    dims = {info.name: info.shape.dims or (None,) for info in infos}
+    dims = {info.name: (None,) if info.shape.dims is None else info.shape.dims for info in infos}
     return {
         name: (shape[0] // rows, *shape[1:]) if dims[name][0] is None else shape
         for name, shape in first.items()

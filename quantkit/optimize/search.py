@@ -41,7 +41,7 @@ from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.runtimes import find_runtime, open_session
 
 # Number of candidates whose drop is measured on the same samples.
-MOST_DROPS = 8
+MOST_DROPS = 12
 # Instructions for int8 products have at most four times as many products as those for float32: VNNI and AVX-512.
 MOST_GAIN = 4.0
 # Fractions of the time budget at which no further form is built, and no further setting is measured.
@@ -50,7 +50,7 @@ FORMS_END, SETTINGS_END = 0.6, 0.8
 FLOAT_PARTS_MARGIN = 0.5
 # Candidates with a lower fraction of the best speed-up are not measured again.
 LEAST_FRACTION = 0.8
-FINALISTS, TUNED = 4, 2
+FINALISTS, TUNED, MOST_FINALS = 4, 2, 2
 # Candidates in one measurement next to the baseline: all are in memory at once.
 GROUP = 4
 # Shortest time for the last measurement in seconds, also after the end of the budget.
@@ -388,10 +388,15 @@ class FileSearch:
         return sorted(self.choices.values(), key=lambda each: -each.ratio)
 
     def _check_drops(self) -> None:
-        """Measure the drop of the candidates that are faster than the best one within the bound, the fastest first."""
+        """Measure the drop of the candidates that are faster than the best one within the bound, the fastest first.
+
+        Fixed sizes change no arithmetic: if a file exceeds the bound, it does so with fixed sizes, too.
+        """
         for choice in self._by_speed():
             if self.is_within(choice):
                 return
+            if self._has_excluded_form(choice):
+                continue
             # Files in float32 are chosen for their speed alone: all are equally accurate.
             position = 1 if choice.is_float32 else self._num_drops + 1
             if choice.drop is None and position <= MOST_DROPS:
@@ -405,6 +410,13 @@ class FileSearch:
                 self.choices[choice.name] = replace(choice, drop=drop)
                 if drop.high <= self.goal.max_drop:
                     return
+
+    def _has_excluded_form(self, choice: Choice) -> bool:
+        """Return True if the same file with other sizes exceeds the bound in the same runtime and arithmetic."""
+        is_fixed = choice.form.name.endswith(FIXED)
+        name = choice.form.name.removesuffix(FIXED) if is_fixed else f"{choice.form.name}{FIXED}"
+        other = self.state.drops.get(choice.name.replace(choice.form.name, name, 1))
+        return choice.drop is None and other is not None and other.high > self.goal.max_drop
 
     @property
     def _num_drops(self) -> int:
@@ -429,17 +441,22 @@ class FileSearch:
             return None
 
     def _finals(self) -> list[Choice]:
-        """Measure the best candidates within the bound again, for longer."""
-        ranked = self.rank()
-        finalists = [each for each in ranked[:FINALISTS] if each.ratio >= LEAST_FRACTION * ranked[0].ratio]
-        if self.goal.objective == "size" or len(finalists) == 1:
-            return ranked[:TUNED]
+        """Measure the best candidates within the bound again, for longer; return the best of them.
+
+        Other candidates may be ahead after that, whose drop is measured then.
+        """
+        if self.goal.objective == "size":
+            return self.rank()[:TUNED]
         self._report("measuring the best candidates again")
-        self._measure(FINAL, [each.candidate for each in finalists])
-        for each in finalists:
-            self._add(each.form, each.candidate)
-        names = {each.name for each in finalists}
-        return [each for each in self.rank() if each.name in names][:TUNED]
+        for _ in range(MOST_FINALS):
+            ranked = self.rank()
+            finalists = [each for each in ranked[:FINALISTS] if each.ratio >= LEAST_FRACTION * ranked[0].ratio]
+            self._measure(FINAL, [each.candidate for each in finalists])
+            for each in finalists:
+                self._add(each.form, each.candidate)
+            self._check_drops()
+        names = {trial.candidate for trial in self.state.trials if trial.stage == FINAL}
+        return [each for each in self.rank() if each.name in names or each.candidate == self.baseline][:TUNED]
 
     def _tune(self, finalists: list[Choice]) -> list[Choice]:
         """Search the settings of the finalists; return these with their best settings in addition."""

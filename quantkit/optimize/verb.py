@@ -30,6 +30,7 @@ from quantkit.arguments import (
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.sampling.candidate import digest
 from quantkit.data import Dataset, PreprocessingOptions, as_dataset
+from quantkit.data.pipeline import rank_of
 from quantkit.data.preprocessing import ColorOrder
 from quantkit.distribution import NAME
 from quantkit.errors import InputError, QuantkitError, UsageError
@@ -39,6 +40,7 @@ from quantkit.formats.documents import check_structure
 from quantkit.formats.temporary import OwnedFolder
 from quantkit.model import Model
 from quantkit.model.loading import fix_input_shapes
+from quantkit.model.model import tensor_info
 from quantkit.model.receipt import receipt
 from quantkit.optimize.deployment import SERVERS
 from quantkit.optimize.forms import Sizes, float_forms, has_dynamic_sizes, metadata_of_file, sample_sizes, write_form
@@ -47,7 +49,7 @@ from quantkit.optimize.search import FEATURES, Choice, FileSearch, Goal, name_of
 from quantkit.optimize.state import SearchState
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.quantization.ranges import UNKNOWN, graph_digest
-from quantkit.quantization.workflow.calibration_run import compute_reference
+from quantkit.quantization.workflow.calibration_run import compute_reference, is_read_once
 from quantkit.quantization.workflow.description import RECEIPT_SCHEMA
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, Options
@@ -320,19 +322,21 @@ def _split(model: Model, options: Options) -> tuple[Dataset, Dataset]:
     """Return the samples that calibrate and choose, and those that do not.
 
     Raises:
-        UsageError: there are too few samples, or their number is not known.
+        UsageError: there are too few samples, or they can be read only once.
     """
     data = as_dataset(options.calibration, inputs=model.input_names)
     if options.held_out is not None:
         return data.subset(options.limit), as_dataset(options.held_out, inputs=model.input_names)
-    if data.size is None:
-        raise UsageError("the number of samples is not known", hint="give held_out (--held-out DATA), too")
-    if data.size < 2 * FEWEST_SAMPLES:
+    if is_read_once(data):
+        raise UsageError(f"{data.source} can be read only once", hint="give held_out (--held-out DATA), too")
+    rank = rank_of([tensor_info(model.graph, edge) for edge in model.graph.inputs])
+    size = sum(1 for _ in data.read(rank)) if data.size is None else data.size
+    if size < 2 * FEWEST_SAMPLES:
         raise UsageError(
-            f"{data.source} has {data.size} samples: too few to calibrate on some and judge on others",
+            f"{data.source} has {size} samples: too few to calibrate on some and judge on others",
             hint="give more data, or held_out (--held-out DATA)",
         )
-    count = min(options.limit, max(data.size // 4, min(FEWEST_CALIBRATING, data.size // 2)))
+    count = min(options.limit, max(size // 4, min(FEWEST_CALIBRATING, size // 2)))
     return data.subset(count), data.subset(MOST_SAMPLES, skip=count)
 
 

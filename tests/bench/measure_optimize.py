@@ -36,14 +36,14 @@ SCHEMA = "quantkit.optimize_measurement/1"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
-    parser.add_argument("networks", nargs="*", default=[network.name for network in NETWORKS])
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--nncf", required=True, help="Python interpreter of an environment with NNCF")
     parser.add_argument("--time-budget", default="10m")
     parser.add_argument("--save", type=Path, default=HERE / "optimize.json")
     arguments = parser.parse_args()
     arguments.build.mkdir(parents=True, exist_ok=True)
     rows = json.loads(arguments.save.read_text())["rows"] if arguments.save.exists() else {}
-    for network in NETWORKS:
+    for network in NETWORKS.values():
         if network.name in arguments.networks:
             row = measure_network(network, arguments.build, arguments.nncf, arguments.time_budget)
             rows[network.name] = row
@@ -75,7 +75,7 @@ def measure_network(network: OnnxNetwork, build: Path, nncf: str, time_budget: s
     }
     document = result.to_json()
     facts = {key: document[key] for key in ("answer", "best", "baseline", "front", "candidates", "reasons", "seconds")}
-    facts["best"] = facts["best"] | {"file": Path(kept["best"]["file"]).name}
+    facts["best"] = facts["best"] | {"file": Path(document["best"]["file"]).name}
     return facts | {"time_budget": time_budget, "speedups": speedups, "over_peers": best_peers}
 
 

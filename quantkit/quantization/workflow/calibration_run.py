@@ -48,7 +48,7 @@ def find_datasets(model: Model, options: Options) -> tuple[Dataset | None, Datas
     calibration = None if source is None else source.subset(options.limit)
     if options.held_out is not None:
         return calibration, as_dataset(options.held_out, inputs=inputs)
-    if options.max_drop is None or source is None or _is_read_once(source):
+    if options.max_drop is None or source is None or is_read_once(source):
         return calibration, None
     try:
         return calibration, source.subset(options.limit, skip=options.limit)
@@ -56,7 +56,8 @@ def find_datasets(model: Model, options: Options) -> tuple[Dataset | None, Datas
         return calibration, None  # calibration uses all samples
 
 
-def _is_read_once(dataset: Dataset) -> bool:
+def is_read_once(dataset: Dataset) -> bool:
+    """Return True if the samples of a dataset can be read only once."""
     return isinstance(dataset, StreamDataset) and isinstance(dataset.open, OneTimeStream)
 
 
