@@ -184,17 +184,20 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 if len(cells) > 1:
                     difference = max(abs(value - cells["native"]) for value in cells.values())
                     differences.setdefault(runtime, {})[row["name"]] = round(difference, 3)
-    costs = {row["name"]: row["onnx"]["cost"] for row in rows if "cost" in row.get("onnx", {})}
-    values = {
-        name: round(cost["ignore"] - cost["pair_safe"], 3)
-        for name, cost in costs.items()
-        if all(isinstance(value, float) for value in cost.values())
+    pairs = {row["name"]: row["onnx"]["cost"] for row in rows if "cost" in row.get("onnx", {})}
+    costs = {
+        name: round(pair["ignore"] - pair["pair_safe"], 3)
+        for name, pair in pairs.items()
+        if all(isinstance(value, float) for value in pair.values())
     }
-    return {
+    summary: dict[str, Any] = {
         "largest_difference": {runtime: max(each.values()) for runtime, each in differences.items()},
         "networks": {runtime: len(each) for runtime, each in differences.items()},
-        "cost": {"median": round(median(values.values()), 3), "largest": max(values.values()), "networks": len(values)},
     }
+    if costs:
+        median_cost = round(median(costs.values()), 3)
+        summary["cost"] = {"median": median_cost, "largest": max(costs.values()), "networks": len(costs)}
+    return summary
 
 
 def measure_speed(row: dict[str, Any], build: Path) -> None:

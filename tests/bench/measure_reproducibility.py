@@ -94,10 +94,14 @@ def main() -> None:
     save_networks(build)
     names = options.networks or list(NAMES)
     copy = copy_checkout(build / "other checkout")
+    # On a later date, temporary folders of other processes would be stale.
+    temporary = build / "temporary"
+    temporary.mkdir(exist_ok=True)
+    other = {**OTHER_PROCESS, "TMPDIR": str(temporary)}
     emulated = [name for name in names if name in options.emulated] if shutil.which(QEMU[0]) else []
     digests = {
         "this process": run(build, "here", names, ROOT, {}, sys.executable),
-        "other process": run(build, "other", names, copy, OTHER_PROCESS, *OTHER_DATE, sys.executable),
+        "other process": run(build, "other", names, copy, other, *OTHER_DATE, sys.executable),
         "emulated Haswell": run(build, "emulated", emulated, ROOT, {}, *QEMU, sys.executable) if emulated else {},
         "other Python": run(build, "python", names, ROOT, {}, options.python) if options.python else {},
     }
