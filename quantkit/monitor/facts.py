@@ -170,7 +170,7 @@ def gather_facts(
     """
     driver = _driver(calls)
     start = samples[0].seconds
-    samples = _select_samples(samples, steps, driver)
+    samples = _select_samples(samples, steps, driver, uses_gpu=uses_gpu)
     first, last = samples[0], samples[-1]
     calls = [each.until(last.seconds) for each in calls]
     seconds = max(last.seconds - first.seconds, 1e-9)
@@ -239,15 +239,23 @@ def _obtained_fraction(used: float, queued: float, cores: float, running: float)
     return min(max(used / needed, MIN_OBTAINED), 1.0) if needed else 1.0
 
 
-def _select_samples(samples: Sequence[JobSample], steps: Steps | None, driver: Calls | None) -> Sequence[JobSample]:
+def _select_samples(
+    samples: Sequence[JobSample], steps: Steps | None, driver: Calls | None, *, uses_gpu: bool
+) -> Sequence[JobSample]:
     """Return the samples between the start of the job and its idle end; all of them if too few remain."""
     start = steps.start if steps else driver.started if driver else None
     end = steps.end if steps else driver.ended if driver else None
-    selected = [sample for sample in samples if start is None or sample.seconds >= start]
+    selected = [sample for sample in samples if start is None or sample.seconds >= start] or samples
     work = [sample for sample in selected if end is None or sample.seconds <= end + 1]
-    tail = selected[max(len(work) - 1, 0) :]
-    is_idle = steps or _increase(tail, lambda thread: thread.cpu) < MAX_IDLE * (tail[-1].seconds - tail[0].seconds)
-    if is_idle and 3 * len(work) > len(selected):  # else waiting is what the job does
+    periods = driver.periods if driver else ()
+    last = periods[-1].main if periods else {}
+    # The end of the interpreter, after a last call, has no samples of calls and uses a core.
+    limit = periods[-1].end if periods and end is not None and end < periods[-1].end else selected[-1].seconds
+    tail = [sample for sample in selected[max(len(work) - 1, 0) :] if sample.seconds <= limit] or selected[-1:]
+    is_idle = steps or _increase(tail, lambda thread: thread.cpu) <= MAX_IDLE * (tail[-1].seconds - tail[0].seconds)
+    is_compute = all((each.kind, each.cause) == (calls_of_job.COMPUTE, "") for each in last)
+    is_release = bool(last) and is_compute and not uses_gpu
+    if is_idle and (is_release or 3 * len(work) > len(selected)):  # else waiting is what the job does
         selected = work
     return selected if len(selected) >= MIN_SAMPLES else samples
 

@@ -8,9 +8,11 @@ from monitored_jobs import FUTEX, PID, RUN, TICK, ScriptedJob, ScriptedThread, r
 
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.monitor.bandwidth import Copies, MemoryProbe, probe_memory
-from quantkit.monitor.facts import JobFacts
+from quantkit.monitor.calls import Calls, Period, Purpose
+from quantkit.monitor.facts import JobFacts, _select_samples
 from quantkit.monitor.prove import Proof
 from quantkit.monitor.report import Monitoring
+from quantkit.monitor.sample import JobSample, SystemSample
 from quantkit.monitor.verdict import KINDS, decisive_metric, describe_evidence, find_bottleneck
 
 NAP = ("S", "hrtimer_nanosleep")
@@ -199,6 +201,7 @@ def test_evidence_names_the_function_that_runs(calls: Any, label: str, tmp_path:
     assert label in facts.calls.labels["compute"]
 
 
+LAST_CALLS = [("compute", "", False, 4.0), ("compute", "", True, 19.0), ("waiting", "sleep", False, 19.0)]
 KERAS = "/lib/python3.11/site-packages/keras/src"
 WRAPPER = [(f"{KERAS}/utils/traceback_utils.py", "error_handler"), ("/job.py", "<module>")]
 FEED = [
@@ -231,6 +234,15 @@ def test_a_fit_names_the_function_that_feeds_it(
     assert (verdict.kind, verdict.cause) == ("input-bound", cause)
     assert verdict.reason.endswith(f"of the time is spent on input, mostly in {location}")
     assert "error_handler" not in "\n".join(describe_evidence(facts))
+
+
+@pytest.mark.parametrize(("kind", "cause", "uses_gpu", "end"), LAST_CALLS)
+def test_a_long_release_of_a_dataset_is_not_judged(kind: str, cause: str, uses_gpu: bool, end: float) -> None:
+    """A call of a compute library without a busy core is the release; a long sleep is the purpose of the job."""
+    samples = [JobSample(float(second), SystemSample((), 0, 0)) for second in range(20)]
+    fit, last = Purpose("input or compute", "", "Keras fit"), Purpose(kind, cause, "job.py:<module>")
+    calls = Calls(PID, tuple(Period(float(second), {fit if second < 4 else last: 5}, {}) for second in range(20)))
+    assert _select_samples(samples, None, calls, uses_gpu=uses_gpu)[-1].seconds == end
 
 
 def test_a_fit_with_pauses_of_its_input_names_it_without_a_verdict(tmp_path: Path) -> None:
