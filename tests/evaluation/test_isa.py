@@ -71,7 +71,9 @@ def test_benchmark_records_the_variable() -> None:
 # Prints the kernels of the convolutions of a model in OpenVINO.
 KERNELS = """
 import openvino, sys
-nodes = openvino.Core().compile_model(sys.argv[1], "CPU").get_runtime_model().get_ops()
+# By default, OpenVINO computes in bfloat16 on a processor that has it.
+compiled = openvino.Core().compile_model(sys.argv[1], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+nodes = compiled.get_runtime_model().get_ops()
 facts = [node.get_rt_info() for node in nodes]
 print(*{fact["primitiveType"].astype(str) for fact in facts if fact["layerType"].astype(str) == "Convolution"})
 """
