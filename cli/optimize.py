@@ -43,13 +43,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--output",
         required=True,
         metavar="OUT",
-        help="file to write; a suffix (.onnx, .pb, .tflite) limits the formats, without one the best file's is added",
+        help="file to write; a suffix (.onnx, .pb, .tflite) limits the formats; without one, that of the best "
+        "file is added",
     )
     parser.add_argument("--data", required=True, metavar="DATA", help=f"samples that calibrate: {DATA_KINDS}")
     parser.add_argument(
         "--held-out",
         metavar="DATA",
-        help="samples that the drop is measured on (default: three quarters of --data, which then do not calibrate)",
+        help="samples that the drop is measured on (default: those of --data that do not calibrate, at least half)",
     )
     _add_goal(parser)
     _add_search(parser)
@@ -129,7 +130,7 @@ def _add_search(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Search, write the best file, and print the report."""
-    check_outputs({"--html": args.html, "--output": args.output})
+    check_outputs({"--html": args.html, "--output": args.output, "--resume": args.resume})
     try:
         with show_progress(args) as on_progress:
             result = optimize(

@@ -120,7 +120,7 @@ def test_evaluate_checks_its_arguments(arguments: dict[str, Any]) -> None:
 
 def test_evaluate_checks_limits_of_metrics() -> None:
     assert qk.evaluate("digits", DATA, limit=5, runtime="reference", min_top1=0.5, intra_op=1).metrics.samples == 5
-    with pytest.raises(qk.CheckError, match="agreement is not known"):
+    with pytest.raises(qk.UsageError, match="agreement is measured with a reference model"):
         qk.evaluate("digits", DATA, limit=5, runtime="reference", min_agreement=0.5)
 
 

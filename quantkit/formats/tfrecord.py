@@ -16,6 +16,7 @@ import os
 import shutil
 import struct
 import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -144,15 +145,27 @@ def _open_plain(path: Path) -> Iterator[BinaryIO]:
     copy = _decompress(path, status.st_mtime_ns, status.st_size, os.getpid())
     if copy is not None:
         with _LOCK:
-            copy.seek(0)
-            yield copy
+            copy.file.seek(0)
+            yield copy.file
         return
     with path.open("rb") as file:
         yield file
 
 
+class _Copy:
+    """Decompressed copy of a file, which is closed with the last reference to this object.
+
+    Attributes:
+        file: the copy, which has no name.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        weakref.finalize(self, file.close)
+
+
 @lru_cache(MAX_COPIES)
-def _decompress(path: Path, modified: int, size: int, process: int) -> BinaryIO | None:
+def _decompress(path: Path, modified: int, size: int, process: int) -> _Copy | None:
     """Return the decompressed copy of a file, for one state of the file and one process; None if it is uncompressed."""
     if not compression_of(path):
         return None
@@ -166,7 +179,7 @@ def _decompress(path: Path, modified: int, size: int, process: int) -> BinaryIO 
         except zlib.error as error:
             raise _damaged_error(path, error) from None
         stack.pop_all()  # the cache keeps the copy open
-    return copy
+    return _Copy(copy)
 
 
 def _damaged_error(path: Path, error: zlib.error) -> InputError:

@@ -92,26 +92,26 @@ class CallSampler:
         native = {thread.ident: getattr(thread, "native_id", 0) for thread in threading.enumerate()}
         for ident, frame in sys._current_frames().items():
             if ident != own:
-                key = self.key(native.get(ident) or 0, ident == main, frame)
+                key, stack = self.key(native.get(ident) or 0, ident == main, frame)
                 if key not in self.numbers and len(self.numbers) < MAX_STACKS:
+                    self.objects |= {id(code): code for code in stack}
                     self.numbers[key] = len(self.numbers)
                     self.new.append(key)
                 number = self.numbers.get(key, -1)
                 self.counts[number] = self.counts.get(number, 0) + 1
 
-    def key(self, thread: int, is_main: bool, frame: FrameType) -> Key:
-        """Return the key of a stack; the frame of own code is searched below all frames of libraries."""
-        identities: list[int] = []
+    def key(self, thread: int, is_main: bool, frame: FrameType) -> tuple[Key, list[CodeType]]:
+        """Return the key of a stack and its code; the frame of own code is searched below all frames of libraries."""
+        stack: list[CodeType] = []
         own, own_line = -1, 0
         caller: FrameType | None = frame
-        while caller is not None and (len(identities) < MAX_DEPTH or own < 0):
+        while caller is not None and (len(stack) < MAX_DEPTH or own < 0):
             code = caller.f_code
-            identities.append(id(code))
-            self.objects[id(code)] = code
+            stack.append(code)
             if own < 0 and self.is_own(code.co_filename):
-                own, own_line = len(identities) - 1, caller.f_lineno or 0
+                own, own_line = len(stack) - 1, caller.f_lineno or 0
             caller = caller.f_back
-        return thread, is_main, frame.f_lineno or 0, own, own_line, tuple(identities)
+        return (thread, is_main, frame.f_lineno or 0, own, own_line, tuple(map(id, stack))), stack
 
     def is_own(self, file: str) -> bool:
         """Return True for a file of the job that is not part of a library."""

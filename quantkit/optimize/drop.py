@@ -7,20 +7,24 @@
 
 The limits of fractions are exact (Clopper and Pearson 1934): n samples without a loss show no less than 3 / n. The
 margins of the samples show more. With m the distance of the two highest scores of the float model, d the largest change
-towards one of the next classes, and h the median of m, the first-order probability of another class is
+towards another class (relative to the distance of that class, times m), and h the median of m, the first-order
+probability of another class is
 
     P(m < d) <= F * P(m <= h) * E[d | m <= h] / h
 
 if the density of m near 0 is at most F times its mean below h: 1 if it rises from 0, as for a network that is sure of
-most samples, and 1.4 if it falls exponentially, as for scores without any knowledge. The lower one of the two limits
-holds. The limits of means are Student's. The limit of the k-th candidate on the same samples is exceeded with
-probability ALPHA / (k (k + 1)), so that all limits hold together with the stated confidence, for any number of
-candidates (Bonferroni; the sum is ALPHA).
+most samples, 1.4 if it falls exponentially, as for scores without any knowledge; F = 1.5. This limit holds for errors
+that are small against h: without a change of another sample by half of its margin. Of the limits that hold, the lower
+one is used.
+
+The limits of means are Student's. The limit of the k-th candidate on the same samples is exceeded with probability
+ALPHA / (k (k + 1)), so that all limits of int8 and bfloat16 candidates hold together with the stated confidence, for
+any number of them (Bonferroni; the sum is ALPHA).
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from math import ceil, exp, inf, lgamma, log, log1p, sqrt
+from math import ceil, exp, lgamma, log, log1p, sqrt
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -38,8 +42,10 @@ ALPHA = 0.05
 DEFAULT_TASK = "regression"
 # Bound on the density of the margins near 0, relative to its mean below the median: `F` above.
 DENSITY = 1.5
-# Classes after the most probable one that may replace it.
-NEXT_CLASSES = 4
+# Largest change of the samples above the median margin, relative to the distance of the class: errors are small.
+MOST_CHANGE = 0.5
+# Fewest values of a mean with a limit: the expansion of Student's quantile is wrong below 4 degrees of freedom.
+FEWEST = 5
 # Quantized probabilities below this one are rounding errors.
 LEAST_PROBABILITY = 1e-3
 
@@ -80,11 +86,11 @@ def measure_drop(session: Session, reference: FloatReference, position: int) -> 
     if name is not None:
         return _count_losses(reference.runs(session), name, alpha, has_labels=reference.top1 is not None)
     task = reference.task or TASKS[DEFAULT_TASK]
-    drops, samples = [], 0
+    drops: list[float] = []
     for run in reference.runs(session):
-        drops.append(1 - task.compute(reference.without_states(run.expected), run.actual, run.inputs))
-        samples += len(run.classes)
-    return Drop(task.name, fmean(drops), mean_limit(drops, alpha), samples)
+        score = task.compute(reference.without_states(run.expected), run.actual, run.inputs)
+        drops += [1 - score] * len(run.classes)
+    return Drop(task.name, fmean(drops), mean_limit(drops, alpha), len(drops))
 
 
 def _count_losses(runs: Iterable[ComparedRun], name: str, alpha: float, *, has_labels: bool) -> Drop:
@@ -115,26 +121,26 @@ def margin_limit(expected: Array, actual: Array, alpha: float) -> float:
     """
     if expected.shape[1] < 2:
         return 1.0
-    before, after = _logits(expected), _logits(actual)
-    order = np.argsort(before, 1)
-    top, next_classes = order[:, -1:], order[:, -1 - NEXT_CLASSES : -1]
-    gaps = [
-        np.take_along_axis(scores, next_classes, 1) - np.take_along_axis(scores, top, 1) for scores in (before, after)
-    ]
-    margins, changes = -gaps[0][:, -1], (gaps[1] - gaps[0]).max(1)
+    is_probability = expected.min() >= 0 and bool((np.abs(expected.sum(1) - 1) < SUM_TOLERANCE).all())
+    before, after = (_logits(scores) if is_probability else scores for scores in (expected, actual))
+    top = before.argmax(1)[:, None]
+    gaps = [scores - np.take_along_axis(scores, top, 1) for scores in (before, after)]
+    distances = np.where(np.arange(expected.shape[1]) == top, np.inf, -gaps[0])
+    margins = distances.min(1)
+    # Change towards each class relative to its distance; 1 makes it the most probable class.
+    relative = ((gaps[1] - gaps[0]) / np.maximum(distances, 1e-9)).max(1)
     half = float(np.median(margins))
     is_near = margins <= half
-    if half <= 0 or is_near.sum() < 2:
+    if half <= 0 or is_near.sum() < FEWEST or bool((relative[~is_near] >= MOST_CHANGE).any()):
         return 1.0
-    relative = np.clip(changes[is_near] / half, 0, 1).tolist()
+    changes = np.clip((relative * margins)[is_near] / half, 0, 1).tolist()
     fraction = proportion_limit(int(is_near.sum()), len(margins), alpha / 2)
-    return min(DENSITY * fraction * mean_limit(relative, alpha / 2), 1.0)
+    return min(DENSITY * fraction * mean_limit(changes, alpha / 2), 1.0)
 
 
 def _logits(scores: Array) -> Array:
-    """Return the logarithms of probabilities; other scores unchanged."""
-    is_probability = scores.min() >= 0 and bool((np.abs(scores.sum(1) - 1) < SUM_TOLERANCE).all())
-    logits: Array = np.log(np.maximum(scores, LEAST_PROBABILITY)) if is_probability else scores
+    """Return the logarithms of probabilities."""
+    logits: Array = np.log(np.maximum(scores / np.maximum(scores.sum(1, keepdims=True), 1e-9), LEAST_PROBABILITY))
     return logits
 
 
@@ -168,26 +174,25 @@ def _solve(is_below: Callable[[float], bool]) -> float:
 
 
 def mean_limit(values: list[float], alpha: float) -> float:
-    """Return the upper limit of a mean, which is exceeded with probability ``alpha``; infinite for one value.
+    """Return the upper limit of a mean, which is exceeded with probability ``alpha``; 1 for fewer than `FEWEST` values.
 
     The quantile of Student's t distribution is that of the expansion in 1 / n (Abramowitz and Stegun 1964, 26.7.5).
 
-    >>> round(mean_limit([0.0, 0.01, 0.02, 0.01], 0.05), 4)
-    0.0196
+    >>> round(mean_limit([0.0, 0.01, 0.02, 0.01, 0.01], 0.05), 4)
+    0.0167
     """
-    if len(values) < 2:
-        return inf
+    if len(values) < FEWEST:
+        return 1.0
     n, z = len(values) - 1, NormalDist().inv_cdf(1 - alpha)
     t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
     t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
     return fmean(values) + t * stdev(values) / sqrt(len(values))
 
 
-def samples_for(max_drop: float, position: int) -> int:
-    """Return the number of samples without any loss that show a drop of class scores below a limit.
+def samples_for(max_drop: float) -> int:
+    """Return the number of samples without any loss that show a drop of the agreement of the first candidate.
 
     Args:
         max_drop: limit, above 0 and below 1.
-        position: position among the candidates on these samples, from 1.
     """
-    return ceil(log(ALPHA / (position * (position + 1))) / log1p(-max_drop))
+    return ceil(log(ALPHA / 4) / log1p(-max_drop))

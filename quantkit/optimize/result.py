@@ -68,7 +68,8 @@ class Optimization:
         best, runtime = self.best, find_runtime(self.best.candidate.settings.runtime).title
         use = f"use {self.file.name} in {runtime} with {best.settings or DEFAULT}"
         if self.is_float:
-            return f"keep the float model: {use}: no other candidate is shown to be faster within the bound"
+            better = "smaller" if self.goal.objective == "size" else "faster"
+            return f"keep the float model: {use}: no other candidate is shown to be {better} within the bound"
         interval = "not measured in new processes"
         if best.speedup is not None:
             interval = f"{best.speedup.low:.2f} to {best.speedup.high:.2f}"
@@ -100,9 +101,10 @@ class Optimization:
         if choice.drop is None:
             return f"{text}; its drop was not measured"
         if choice.drop.high > self.goal.max_drop:
-            needed = samples_for(self.goal.max_drop, 1)
-            is_few = choice.drop.value <= self.goal.max_drop and choice.drop.samples < needed
-            few = f": more held-out samples, about {needed}, may show {self.goal.max_drop:g}" if is_few else ""
+            few = ""
+            if choice.drop.value <= self.goal.max_drop and choice.drop.metric in ("top-1", "agreement"):
+                needed = samples_for(self.goal.max_drop) if self.goal.max_drop > 0 else 0
+                few = f": about {needed} held-out samples may show {self.goal.max_drop:g}" if needed else ""
             return f"{text}, but {choice.drop}{few}"
         return text
 
@@ -127,7 +129,7 @@ class Optimization:
             InputError: the file cannot be written.
         """
         output = expand_user(path)
-        if output.suffix != self.file.suffix:
+        if output.suffix.lower() != self.file.suffix.lower():
             if format_suffix(output):
                 hint = f"use the suffix {self.file.suffix}, or omit it"
                 raise UsageError(f"the best file is {self.file.suffix}, and not {output.suffix}", hint=hint)

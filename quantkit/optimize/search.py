@@ -36,6 +36,7 @@ from quantkit.optimize.drop import Drop, measure_drop
 from quantkit.optimize.forms import FIXED, Int8Form, Sizes, fix_sizes, int8_form, int8_forms
 from quantkit.optimize.state import CandidateTrial, Form, SearchState
 from quantkit.progress import OnProgress, Progress
+from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow import quantize
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.runtimes import find_runtime, open_session
@@ -139,8 +140,8 @@ class FileSearch:
     Attributes:
         goal: objective, bound and candidates.
         model: float model.
-        calibration: samples that choose.
-        reference: outputs of the float model on samples that do not choose.
+        calibration: calibration samples.
+        reference: outputs of the float model on held-out samples.
         sizes: sizes of the samples for inputs with dynamic sizes; None if samples differ or all sizes are fixed.
         measured_sizes: sizes of the measured calls for inputs with dynamic sizes: those of the first sample.
         float_files: files of the float model.
@@ -203,9 +204,11 @@ class FileSearch:
 
     def is_within(self, choice: Choice) -> bool:
         """Return True if the candidate may be used, and the upper limit of its drop is known to be within the bound."""
-        if choice.is_float32 and "float32" not in self.goal.precisions:
-            return False
-        return choice.drop is not None and choice.drop.high <= self.goal.max_drop
+        return (
+            (self._may_keep_float or not choice.is_float32)
+            and choice.drop is not None
+            and choice.drop.high <= self.goal.max_drop
+        )
 
     def _report(self, step: str) -> None:
         best = next(iter(self.rank()), None)
@@ -223,18 +226,24 @@ class FileSearch:
         if first is None:
             self._screen_float(exact)
             first = next((trial for trial in self.state.trials if trial.ratio == 1.0), None)
-        self.baseline = next((each for each in exact if first is not None and name_of(each) == first.candidate), None)
-        if self.baseline is None:
+        baseline = next((each for each in exact if first is not None and name_of(each) == first.candidate), None)
+        if baseline is None:
             reasons = dict.fromkeys(trial.failure for trial in self.state.trials if trial.failure)
+            limit = next(filter(None, (self.goal.suffix, self.goal.server)), "")
+            without = f"no runtime of the search runs it{f' as {limit}' if limit else ''}"
             raise QuantkitError(
-                f"no runtime runs the float model: {next(iter(reasons), 'no runtime is installed')}",
+                f"no runtime runs the float model: {next(iter(reasons), without)}",
                 hint="quantkit doctor shows the installed runtimes; --runtimes selects them",
             )
+        form_of = {form.path: form for form in forms}
+        for candidate in exact:
+            self._add(form_of[candidate.path], candidate)
+        # From here on, an interrupted search has a result.
+        self.baseline = baseline
         others = [each for each in candidates if each not in exact]
         self._measure(SCREEN, others)
-        for candidate in candidates:
-            form = next(each for each in forms if each.path == candidate.path)
-            self._add(form, candidate)
+        for candidate in others:
+            self._add(form_of[candidate.path], candidate)
         self._check_drops()
 
     def _screen_float(self, candidates: Sequence[Candidate]) -> None:
@@ -245,6 +254,7 @@ class FileSearch:
             options = self._options(SCREEN)
             result = measure(group, replace(options, time_budget=max(options.time_budget, FLOAT_SECONDS)))
             trials += [_trial(SCREEN, each, row.outcome) for each, row in zip(group, result.rows, strict=True)]
+        self._report_failures(trials)
         fastest = min((trial.seconds for trial in trials if trial.seconds is not None), default=inf)
         self.state.trials += [
             trial if trial.seconds is None else replace(trial, ratio=fastest / trial.seconds) for trial in trials
@@ -284,10 +294,12 @@ class FileSearch:
             best = min(each.seconds for each in self.choices.values())
             own = min(seconds[name] for name in form.runtimes)
             if own / MOST_GAIN > best:
-                self.skipped[form.name] = f"float32 takes {own / best:.1f} times the best there: int8 cannot catch up"
+                self.skipped[form.name] = (
+                    f"float32 takes {own / best:.1f} times the best there: int8 is at most {MOST_GAIN:g} times as fast"
+                )
                 continue
             if self.elapsed + longest > FORMS_END * self.budget and form.name not in self.state.forms:
-                self.skipped[form.name] = "the time budget is too short"
+                self.skipped[form.name] = "time budget exhausted"
                 continue
             begin = monotonic()
             self._try_form(form, form.name)
@@ -317,7 +329,7 @@ class FileSearch:
             try:
                 built = self._build(form, name, options)
             except OutOfTimeError:
-                self.skipped[name] = "the time budget is too short"
+                self.skipped[name] = "time budget exhausted"
                 return
             except QuantkitError as error:
                 self.state.failures[name] = error.message
@@ -335,7 +347,7 @@ class FileSearch:
 
     def _build(self, form: Int8Form, name: str, options: dict[str, Any]) -> Form:
         """Quantize into a file of the folder."""
-        suffix = {"onnx": ".onnx", "tensorflow": ".pb", "litert": ".tflite"}[form.target]
+        suffix = find_target(form.target).suffixes[0]
         path = self.state.folder / f"int8_{len(self.state.forms)}{suffix}"
         end = self.start + self.budget
 
@@ -370,7 +382,11 @@ class FileSearch:
                 trial = _trial(stage, candidate, row.outcome)
                 ratio = speedup.ratio if isinstance(speedup, Speedup) else None
                 self.state.trials.append(replace(trial, ratio=ratio))
+                self._report_failures([trial])
             self.state.save()
+
+    def _report_failures(self, trials: Sequence[CandidateTrial]) -> None:
+        self.skipped |= {trial.candidate: trial.failure for trial in trials if trial.failure}
 
     def _add(self, form: Form, candidate: Candidate) -> None:
         """Add a measured candidate to the choices, with the latest of its trials."""
@@ -395,7 +411,7 @@ class FileSearch:
         for choice in self._by_speed():
             if self.is_within(choice):
                 return
-            if self._has_excluded_form(choice):
+            if self._has_excluded_form(choice) or (choice.is_float32 and not self._may_keep_float):
                 continue
             # Files in float32 are chosen for their speed alone: all are equally accurate.
             position = 1 if choice.is_float32 else self._num_drops + 1
@@ -403,13 +419,18 @@ class FileSearch:
                 self._report(f"measuring the drop: {choice.name}")
                 drop = self._measure_drop(choice.candidate, position)
                 if drop is None:
-                    self.choices.pop(choice.name)
+                    if choice.candidate != self.baseline:
+                        self.choices.pop(choice.name)
                     continue
                 self.state.drops[choice.name] = drop
                 self.state.save()
                 self.choices[choice.name] = replace(choice, drop=drop)
-                if drop.high <= self.goal.max_drop:
+                if self.is_within(self.choices[choice.name]):
                     return
+
+    @property
+    def _may_keep_float(self) -> bool:
+        return "float32" in self.goal.precisions
 
     def _has_excluded_form(self, choice: Choice) -> bool:
         """Return True if the same file with other sizes exceeds the bound in the same runtime and arithmetic."""
@@ -425,7 +446,7 @@ class FileSearch:
         return len(self.state.drops.keys() - names)
 
     def _measure_drop(self, candidate: Candidate, position: int) -> Drop | None:
-        """Return the drop of a candidate on the samples that do not choose; None if it cannot run on them.
+        """Return the drop of a candidate on the held-out samples; None if it cannot run on them.
 
         Args:
             candidate: candidate with its session options.
@@ -503,7 +524,7 @@ class FileSearch:
         return sorted([*finalists, *tuned], key=lambda each: -each.ratio)
 
     def _measure_again(self, finalists: Sequence[Choice]) -> None:
-        """Measure finalists and the baseline in new processes: the ratios of a search favor the luckiest candidate."""
+        """Measure finalists and the baseline in new processes: the best ratio of a search is too high."""
         assert self.baseline is not None
         others = [each for each in finalists if each.candidate != self.baseline]
         self._report("measuring in new processes")

@@ -10,7 +10,7 @@ from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.documents import check_structure, read_json
-from quantkit.formats.files import write_whole
+from quantkit.formats.files import external_data_files, write_whole
 from quantkit.optimize.drop import Drop
 from quantkit.runtimes.session import SessionOptions
 
@@ -41,8 +41,9 @@ class Form:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
-        return self.path.stat().st_size
+        """Size of the file, with the files of its external data."""
+        others = external_data_files(self.path) if self.path.suffix == ".onnx" else ()
+        return sum(file.stat().st_size for file in (self.path, *(self.path.parent / name for name in others)))
 
     def candidates(self, precisions: Iterable[str] = ("float32",)) -> list[Candidate]:
         """Return the file in each of its runtimes, with each arithmetic.

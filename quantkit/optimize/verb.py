@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import Any
+
+import numpy as np
 
 from quantkit.arguments import (
     as_names,
@@ -35,14 +36,16 @@ from quantkit.data.preprocessing import ColorOrder
 from quantkit.distribution import NAME
 from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.evaluation.tasks import Score, find_task
-from quantkit.formats import check_distinct, check_folder, check_target
+from quantkit.formats import check_folder, check_outputs, check_target
 from quantkit.formats.documents import check_structure
 from quantkit.formats.temporary import OwnedFolder
 from quantkit.model import Model
+from quantkit.model.early_checks import check_sources
 from quantkit.model.loading import fix_input_shapes
 from quantkit.model.model import tensor_info
 from quantkit.model.receipt import receipt
 from quantkit.optimize.deployment import SERVERS
+from quantkit.optimize.deployment.served_model import check_name
 from quantkit.optimize.forms import Sizes, float_forms, has_dynamic_sizes, metadata_of_file, sample_sizes, write_form
 from quantkit.optimize.result import Optimization, OptimizationInterrupted, format_suffix
 from quantkit.optimize.search import FEATURES, Choice, FileSearch, Goal, name_of
@@ -116,8 +119,8 @@ def optimize(
     Args:
         model: float model, graph, path or card name.
         data: samples that calibrate and choose: see `quantkit.data.as_dataset`.
-        held_out: samples that the drop is measured on (default: three quarters of ``data``, which then do not
-            calibrate).
+        held_out: samples that the drop is measured on (default: those of ``data`` that do not calibrate, at
+            least half of them).
         max_drop: largest drop, a fraction: of top-1 if samples have labels, else of the agreement with the float model,
             or of the metric of ``task``.
         task: metric of the outputs, see `quantkit.quantize` (default: agreement for class scores, else R2).
@@ -173,9 +176,21 @@ def optimize(
         _check_runtimes(runtimes),
         _check_output(output_path),
         seed,
-        _check_server(deploy, server),
+        _check_server(deploy, server, output_path),
     )
-    check_distinct({"--output": output_path, "--resume": resume}, {"the model": model, "--data": data})
+    written = {"--output": output_path, "--resume": resume}
+    read = {
+        "the model": model,
+        "--data": data,
+        "--held-out": held_out,
+        "--labels": labels,
+        "--from-receipt": from_receipt,
+    }
+    for suffix in SUFFIXES if output_path is not None and not goal.suffix else ("",):
+        # Without a suffix, that of the best file is added.
+        written["--output"] = output_path and output_path.with_name(output_path.name + suffix)
+        check_outputs(written, read)
+    check_sources(model, data=(data, held_out), labels=labels, runtimes=goal.runtimes)
     options = Options(
         calibration=data,
         held_out=held_out,
@@ -214,10 +229,13 @@ def optimize(
     float_model = load_float_model(model, options)
     calibration, held_out_data = _split(float_model, options)
     folder = OwnedFolder()
-    state = _open_state(float_model, goal, options, resume, folder.path)
-    float_files = float_forms(float_model.graph, state.folder, goal.runtimes, goal.suffix)
     on_progress(Progress("running the float model", 0))
     reference, sizes = _run_float_model(float_model, held_out_data, options)
+    facts = [graph_digest(float_model.graph)]
+    facts += [_digest_samples(float_model, dataset) for dataset in (calibration, held_out_data)]
+    facts += map(str, (goal, limit, labels, options.preprocessing, "" if options.task is None else options.task.name))
+    state = _open_state(facts, goal, resume, folder.path)
+    float_files = float_forms(float_model.graph, state.folder, goal.runtimes, goal.suffix)
     first = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
     measured_sizes = sample_sizes(float_model, iter([first]), reference.rows) or {}
     search = FileSearch(
@@ -288,16 +306,18 @@ def _check_runtimes(value: str | Iterable[str] | None) -> tuple[str, ...]:
     return tuple(name for name, each in all_runtimes().items() if name != REFERENCE and each.available().ok)
 
 
-def _check_server(folder: PathLike | None, server: str) -> str:
+def _check_server(folder: PathLike | None, server: str, output: Path | None) -> str:
     """Return the name of the server; empty without a folder to write.
 
     Raises:
-        UsageError: the server is unknown, or the folder has files.
+        UsageError: the server is unknown, the folder has files, or the name of the output is not one of a model there.
     """
     name = SERVERS.find(server).name
     if folder is None:
         return ""
     check_folder(expand_user(folder))
+    if output is not None:
+        check_name(output.name.partition(".")[0])
     return name
 
 
@@ -325,29 +345,52 @@ def _split(model: Model, options: Options) -> tuple[Dataset, Dataset]:
         UsageError: there are too few samples, or they can be read only once.
     """
     data = as_dataset(options.calibration, inputs=model.input_names)
-    if options.held_out is not None:
-        return data.subset(options.limit), as_dataset(options.held_out, inputs=model.input_names)
-    if is_read_once(data):
-        raise UsageError(f"{data.source} can be read only once", hint="give held_out (--held-out DATA), too")
+    held_out = None if options.held_out is None else as_dataset(options.held_out, inputs=model.input_names)
+    for dataset in (data, held_out):
+        if dataset is not None and is_read_once(dataset):
+            raise UsageError(
+                f"{dataset.source} can be read only once, and the search reads it for each file",
+                hint="give a list, or a function that returns an iterator",
+            )
+    if held_out is not None:
+        return data.subset(options.limit), held_out
     rank = rank_of([tensor_info(model.graph, edge) for edge in model.graph.inputs])
     size = sum(1 for _ in data.read(rank)) if data.size is None else data.size
     if size < 2 * FEWEST_SAMPLES:
         raise UsageError(
-            f"{data.source} has {size} samples: too few to calibrate on some and judge on others",
+            f"{data.source} has {size} samples: calibration and held-out samples need at least {FEWEST_SAMPLES} each",
             hint="give more data, or held_out (--held-out DATA)",
         )
     count = min(options.limit, max(size // 4, min(FEWEST_CALIBRATING, size // 2)))
     return data.subset(count), data.subset(MOST_SAMPLES, skip=count)
 
 
-def _open_state(model: Model, goal: Goal, options: Options, resume: PathLike | None, folder: Path) -> SearchState:
-    """Return the state of an earlier search, or a new one."""
+def _digest_samples(model: Model, dataset: Dataset) -> str:
+    """Return the digest of the names and arrays of samples."""
+    rank, result = rank_of([tensor_info(model.graph, edge) for edge in model.graph.inputs]), sha256()
+    for sample in dataset.read(rank):
+        result.update(f"{sample.name} {sample.label}\n".encode(errors="surrogateescape"))
+        for name, array in sorted((sample.arrays or {}).items()):
+            values = array.astype(str) if array.dtype.kind == "O" else array
+            result.update(f"{name} {array.dtype} {array.shape}\n".encode() + np.ascontiguousarray(values).tobytes())
+    return result.hexdigest()
+
+
+def _open_state(facts: Sequence[str], goal: Goal, resume: PathLike | None, folder: Path) -> SearchState:
+    """Return the state of an earlier search, or a new one.
+
+    Args:
+        facts: texts that differ for another model, other data and other options.
+        goal: objective, bound and candidates.
+        resume: file of the state; None for a state that is not saved.
+        folder: for the files of such a state.
+    """
     machine = this_machine()
     if resume is None:
         return SearchState(machine, "", folder)
-    facts = [graph_digest(model.graph), *map(str, asdict(goal).values()), str(options.limit), str(options.task)]
-    facts += [str(options.calibration), str(options.held_out)]
-    return SearchState.read(expand_user(resume), machine, sha256("\n".join(facts).encode()).hexdigest())
+    versions = [find_runtime(name).available().detail for name in goal.runtimes]
+    key = sha256("\n".join((version(NAME), *versions, *facts)).encode()).hexdigest()
+    return SearchState.read(expand_user(resume), machine, key)
 
 
 def _run_float_model(model: Model, held_out_data: Dataset, options: Options) -> tuple[FloatReference, Sizes | None]:
@@ -373,7 +416,8 @@ def _run_float_model(model: Model, held_out_data: Dataset, options: Options) -> 
 
 def _conclude(search: FileSearch, model: Model, output: Path | None, folder: OwnedFolder) -> Optimization:
     """Choose the best candidate, and write its file with a receipt."""
-    baseline = search.choices[name_of(search.baseline)] if search.baseline else next(iter(search.choices.values()))
+    assert search.baseline is not None, "the caller checks it"
+    baseline = search.choices[name_of(search.baseline)]
     best = _choose(search, baseline)
     name = f"{Path(model.name).stem}.optimized{best.form.path.suffix}"
     file = folder.path / name if output is None else output
@@ -403,14 +447,22 @@ def _conclude(search: FileSearch, model: Model, output: Path | None, folder: Own
 
 
 def _choose(search: FileSearch, baseline: Choice) -> Choice:
-    """Return the best candidate, which must be shown to be faster than the baseline."""
-    ranked = search.rank()
-    if search.goal.objective == "size" or not search.is_complete:
-        return ranked[0] if ranked else baseline
-    faster = [each for each in ranked if each.speedup is not None and each.speedup.outcome == "faster"]
-    if not faster:
+    """Return the best candidate, which must be shown to be faster than a baseline that may be used.
+
+    Raises:
+        UsageError: no candidate that may be used is within the bound.
+    """
+    ranked, may_keep = search.rank(), "float32" in search.goal.precisions
+    if not ranked:
+        if not may_keep:
+            names = ", ".join(search.goal.precisions)
+            hint = "allow float32 (--precisions), raise max_drop (--max-drop), or give more held-out samples"
+            raise UsageError(f"no file in {names} is within the bound of {search.goal.max_drop:g}", hint=hint)
         return baseline
-    return faster[0]
+    if search.goal.objective == "size" or not search.is_complete:
+        return ranked[0]
+    faster = [each for each in ranked if each.speedup is not None and each.speedup.outcome == "faster"]
+    return faster[0] if faster else baseline if may_keep else ranked[0]
 
 
 def _describe(search: FileSearch, best: Choice) -> dict[str, Any]:
@@ -429,7 +481,7 @@ def _describe(search: FileSearch, best: Choice) -> dict[str, Any]:
                 "ms": round(1000 * each.seconds, 4),
                 "drop": None if each.drop is None else each.drop.to_json(),
             }
-            for each in chain(search.choices.values())
+            for each in search.choices.values()
         ],
         "skipped": {**search.state.failures, **search.skipped},
         "machine": {"cpu": machine.cpu, "physical_cores": machine.physical_cores, "isa": list(machine.isa)},

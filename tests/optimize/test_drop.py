@@ -40,7 +40,8 @@ def test_limits_of_proportions_are_exact() -> None:
     assert proportion_limit(0, 299, 0.05) == pytest.approx(1 - 0.05 ** (1 / 299))
     assert proportion_limit(5, 100, 0.05) == pytest.approx(0.1023, abs=1e-4)  # tables of Clopper and Pearson
     assert proportion_limit(7, 7, 0.05) == 1
-    assert samples_for(0.01, 1) == 368
+    assert samples_for(0.01) == 437
+    assert proportion_limit(0, 437, 0.0125) < 0.01 < proportion_limit(0, 435, 0.0125)
 
 
 def test_limits_of_means_are_those_of_student() -> None:
@@ -48,7 +49,7 @@ def test_limits_of_means_are_those_of_student() -> None:
     # Quantile 0.95 of Student's t distribution with 4 degrees of freedom.
     expected = np.mean(values) + 2.1318 * np.std(values, ddof=1) / np.sqrt(5)
     assert mean_limit(values, 0.05) == pytest.approx(expected, abs=0.01)
-    assert mean_limit([0.5], 0.05) == np.inf
+    assert mean_limit([0.5] * 4, 0.05) == 1  # too few values for any limit
 
 
 def _sure(count: int) -> Array:
@@ -121,3 +122,13 @@ def test_more_candidates_on_the_same_samples_widen_the_limits() -> None:
     scores = _sure(100)
     other = scores + RANDOM.normal(0, 0.1, scores.shape)
     assert measure(Reference(scores), other, 8).high > measure(Reference(scores), other).high
+
+
+def test_lost_samples_with_large_margins_leave_only_the_exact_limit() -> None:
+    scores = _sure(400)
+    order = np.argsort(np.sort(scores, 1)[:, -1] - np.sort(scores, 1)[:, -2])
+    other = scores.copy()
+    other[order[-60:]] = other[order[-60:]][:, ::-1]  # errors of the most confident samples
+    drop = measure(Reference(scores), other)
+    assert drop.value > 0.1
+    assert drop.high == proportion_limit(round(400 * drop.value), 400, 0.0125)

@@ -103,7 +103,7 @@ def test_a_slow_int8_file_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runtimes_that_cannot_catch_up_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, lambda each: int8_is_fast(each) * (9 if each.settings.runtime == "onnxruntime" else 1))
     result = qk.optimize("digits", DATA, runtimes=RUNTIMES)
-    assert "cannot catch up" in result.skipped["int8 for ONNX Runtime"]
+    assert "at most 4 times" in result.skipped["int8 for ONNX Runtime"]
 
 
 def test_a_broken_runtime_is_not_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_wrong_arguments_are_usage_errors(options: dict[str, Any], message: str)
 
 
 def test_too_few_samples_cannot_be_checked() -> None:
-    with pytest.raises(UsageError, match="too few"):
+    with pytest.raises(UsageError, match="at least 2 each"):
         qk.optimize("digits", np.zeros((2, 16, 16, 1), np.float32))
 
 
@@ -265,3 +265,51 @@ def test_the_smallest_file_is_an_objective(monkeypatch: pytest.MonkeyPatch) -> N
     result = qk.optimize("digits", DATA, runtimes=RUNTIMES, objective="size")
     sizes = [each.form.num_bytes for each in result.choices]
     assert result.best.form.num_bytes == min(sizes)
+
+
+def test_the_output_cannot_overwrite_the_model_by_its_added_suffix(tmp_path: Path) -> None:
+    qk.save("digits", tmp_path / "graph.onnx")
+    content = (tmp_path / "graph.onnx").read_bytes()
+    for options in ({"output": tmp_path / "graph"}, {"resume": tmp_path / "graph.onnx"}):
+        with pytest.raises(UsageError, match=r"graph\.onnx"):
+            qk.optimize(tmp_path / "graph.onnx", DATA, **options)
+    assert (tmp_path / "graph.onnx").read_bytes() == content
+
+
+def test_float32_is_not_used_where_it_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, lambda candidate: 1.0 if candidate.label == "float32" else 1.2)
+    result = qk.optimize("digits", DATA, runtimes=["openvino"], precisions="int8")
+    assert result.best.form.precision == "int8"
+    script(monkeypatch, int8_is_fast, drop=0.1)
+    with pytest.raises(UsageError, match="no file in int8 is within the bound"):
+        qk.optimize("digits", DATA, runtimes=["openvino"], precisions="int8")
+
+
+@pytest.mark.parametrize("max_drop", [0, 1])
+def test_extreme_bounds_have_a_report(max_drop: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, int8_is_fast)
+    result = qk.optimize("digits", DATA, runtimes=["openvino"], max_drop=max_drop)
+    assert str(result).startswith(result.answer)
+    assert result.is_float == (max_drop == 0)
+
+
+def test_another_process_resumes_a_search_with_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, int8_is_fast)
+    state = tmp_path / "state.json"
+    with np.load(DATA) as arrays:
+        images = arrays["images"].astype(np.float32)
+    options: dict[str, Any] = {"runtimes": ["openvino"], "task": "embedding", "resume": state}
+    qk.optimize("digits", images, **options)
+    key = json.loads(state.read_text())["key"]
+    qk.optimize("digits", images.copy(), **options)
+    assert json.loads(state.read_text())["key"] == key
+    changed = images.copy()
+    changed[100, 8, 8] += 1
+    with pytest.raises(UsageError, match="other data"):
+        qk.optimize("digits", changed, **options)
+
+
+def test_failures_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, lambda each: np.inf if "int8" in each.label else int8_is_fast(each))
+    result = qk.optimize("digits", DATA, runtimes=["openvino"])
+    assert any("int8" in name and reason == "it is broken" for name, reason in result.reasons)

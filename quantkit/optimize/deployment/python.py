@@ -44,7 +44,7 @@ def _write(model: ServedModel, folder: Path) -> tuple[str, ...]:
         file=file,
         options=code,
         indented_options=indent(code, "    "),
-        signature=model.signature,
+        signature=repr(model.signature),
     )
     write_template("server.py", folder)
     release = model.runtime.version.split(".")

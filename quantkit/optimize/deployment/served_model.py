@@ -40,6 +40,16 @@ EXAMPLE_SIZE, EXAMPLE_SQUARES = (240, 320), 6
 
 
 @public
+def check_name(name: str) -> None:
+    """Check the name of a model in a server.
+
+    Raises:
+        UsageError: servers do not accept the name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII):
+        raise UsageError(f"{name!r} is not a name of a model in a server", hint="use letters, digits, '_', '-' and '.'")
+
+
 @dataclass(frozen=True)
 class Deployment:
     """Model file with its name, runtime and settings in a server.
@@ -64,10 +74,7 @@ class Deployment:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.name, re.ASCII):
-            raise UsageError(
-                f"{self.name!r} is not a name of a model in a server", hint="use letters, digits, '_', '-' and '.'"
-            )
+        check_name(self.name)
         if self.options.gpu_index is not None:
             raise UsageError("the folders of servers are for the CPU", hint="use --device cpu")
 

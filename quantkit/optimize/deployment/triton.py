@@ -108,9 +108,9 @@ def _quote(text: str) -> str:
 def _threads(model: ServedModel) -> int | None:
     """Return the threads of each instance: instances do not share threads, as the streams of a session do."""
     deployment = model.deployment
-    if deployment.options.intra_op or (deployment.streams or 1) == 1:
+    if (deployment.streams or 1) == 1:
         return deployment.options.intra_op
-    return max(available_cores() // (deployment.streams or 1), 1)
+    return max((deployment.options.intra_op or available_cores()) // (deployment.streams or 1), 1)
 
 
 def _onnxruntime_parameters(model: ServedModel) -> Parameters:
