@@ -1,6 +1,6 @@
 """Compare the file and settings of `optimize` with the peers' int8 files at their best thread settings.
 
-    python tests/bench/measure_optimize.py BUILD --nncf PYTHON [NETWORK ...] [--time-budget 10m] [--save FILE]
+    python tests/bench/measure_optimize.py BUILD --nncf PYTHON [NETWORK ...] [--time-budget 10m] [--max-drop 0.01]
 
 Each network of `support/onnx_networks.py` is searched with its calibration samples, three quarters of which are held
 out. ONNX Runtime's `quantize_static` and NNCF get all of them, with the settings of `onnx_networks.py`, and each number
@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,30 +39,34 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--nncf", required=True, help="Python interpreter of an environment with NNCF")
     parser.add_argument("--time-budget", default="10m")
+    parser.add_argument("--max-drop", type=float, default=0.01)
     parser.add_argument("--save", type=Path, default=HERE / "optimize.json")
     arguments = parser.parse_args()
     arguments.build.mkdir(parents=True, exist_ok=True)
     rows = json.loads(arguments.save.read_text())["rows"] if arguments.save.exists() else {}
     for network in NETWORKS.values():
         if network.name in arguments.networks:
-            row = measure_network(network, arguments.build, arguments.nncf, arguments.time_budget)
+            row = measure_network(network, arguments)
             rows[network.name] = row
             print(network.name, row["answer"], json.dumps(row["over_peers"]), flush=True)
             document = {"schema": SCHEMA, "machine": this_machine().to_json(), "rows": rows}
             arguments.save.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def measure_network(network: OnnxNetwork, build: Path, nncf: str, time_budget: str) -> dict[str, Any]:
+def measure_network(network: OnnxNetwork, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the result of a search, and its speed-ups over the peers' files."""
+    build, nncf, options = arguments.build, arguments.nncf, {"time_budget": arguments.time_budget}
+    options |= {"max_drop": arguments.max_drop}
     samples = network.calibration(open_onnxruntime(network.path))
     task = None if network.name in CLASSIFIERS else "regression"
     output = build / f"{network.name}.optimized"
-    result = qk.optimize(network.path, samples, task=task, time_budget=time_budget, output=output)
+    result = qk.optimize(network.path, samples, task=task, output=output, **options)
     ours = Candidate("optimize", result.file, result.best.candidate.settings)
     default = qk.quantize(network.path, samples, runs=0, output=build / f"{network.name}.default.onnx")
     assert default.report.num_bytes
     others = {"default": build / f"{network.name}.default.onnx", **peers(network, samples, build, nncf)}
-    candidates = [ours, *(each for name, path in others.items() for each in settings_of(name, path))]
+    sizes = {name: array.shape for name, array in samples[0].items()}
+    candidates = [ours, *(each for name, path in others.items() for each in settings_of(name, path, sizes))]
     benchmark = measure(candidates, SamplingOptions(time_budget=240.0, further_budget=60.0, process_seconds=0.3))
     speedups: dict[str, Any] = {}
     base = benchmark.rows[0].measurement
@@ -76,7 +80,7 @@ def measure_network(network: OnnxNetwork, build: Path, nncf: str, time_budget: s
     document = result.to_json()
     facts = {key: document[key] for key in ("answer", "best", "baseline", "front", "candidates", "reasons", "seconds")}
     facts["best"] = facts["best"] | {"file": Path(document["best"]["file"]).name}
-    return facts | {"time_budget": time_budget, "speedups": speedups, "over_peers": best_peers}
+    return facts | options | {"speedups": speedups, "over_peers": best_peers}
 
 
 def peers(network: OnnxNetwork, samples: list[Feeds], build: Path, nncf: str) -> dict[str, Path]:
@@ -110,12 +114,12 @@ def load_tools() -> Any:
     return module
 
 
-def settings_of(name: str, path: Path) -> list[Candidate]:
-    """Return a file in its runtimes with each number of threads."""
+def settings_of(name: str, path: Path, sizes: Mapping[str, tuple[int, ...]]) -> list[Candidate]:
+    """Return a file in its runtimes with each number of threads, for calls with the sizes of a sample."""
     runtimes = {"nncf": ("openvino",), "quantize_static": ("onnxruntime",)}.get(name, ("openvino", "onnxruntime"))
     counts = (None, *sorted({1, os.cpu_count() or 1}))
     return [
-        Candidate(f"{name} in {runtime}, intra_op={count}", path, replace(Settings(runtime=runtime), options=options))
+        Candidate(f"{name} in {runtime}, intra_op={count}", path, Settings(runtime, options, input_shapes=sizes))
         for runtime in runtimes
         for count in counts
         for options in [SessionOptions(intra_op=count)]
