@@ -10,7 +10,7 @@ import numpy as np
 
 from quantkit.errors import GraphError, UsageError
 from quantkit.formats import onnx
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.limits import check_size
 from quantkit.ops.input_sizes import BATCH_SIZES, choose_input_shapes
@@ -20,6 +20,11 @@ from quantkit.runtimes.session import TensorInfo
 # embedding or masks, for which 0 and 1 are valid; divisors and sizes must not be 0.
 INTEGERS = ((0, 2), (1, 3), (1, 2), (0, 1))
 _PIXELS = (DType.UINT8, DType.QUINT8)
+# Comparisons whose result may select a branch, and ops that keep the value of a single element.
+COMPARISONS = frozenset({"Equal", "NotEqual", "Less", "LessEqual", "LessOrEqual"}) | {
+    *("Greater", "GreaterEqual", "GreaterOrEqual"),
+}
+KEEPING_OPS = frozenset({"Cast", "ExpandDims", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 
 _Result = TypeVar("_Result")
 Sizes = Mapping[str, tuple[int, ...]]
@@ -88,6 +93,23 @@ def random_arrays(
         shape = (sizes or {}).get(info.name) or tuple(size or 1 for size in info.shape.dims)
         result[info.name] = random_values(random, info, shape, (bounds or {}).get(info.name, (-1, 1)), integers)
     return result
+
+
+def find_compared_integers(graph: Graph) -> dict[Edge, tuple[int, ...]]:
+    """Return the constants that a graph compares single integers of its inputs with: each may select a branch."""
+    found: dict[Edge, dict[int, None]] = {}
+    for node in graph.nodes.values():
+        if node.op not in COMPARISONS or len(node.inputs) < 2:
+            continue
+        for edge, other in (node.inputs[:2], node.inputs[1::-1]):
+            constant = graph.constant_of(other)
+            if constant is None or constant.num_elements != 1 or constant.dtype.is_float:
+                continue
+            while edge not in graph.inputs and graph[edge.node].op in KEEPING_OPS and graph[edge.node].inputs:
+                edge = graph[edge.node].inputs[0]
+            if edge in graph.inputs:
+                found.setdefault(edge, {})[int(constant.array.reshape(-1)[0])] = None
+    return {edge: tuple(values) for edge, values in found.items()}
 
 
 def find_random_inputs(

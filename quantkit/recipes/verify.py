@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
 from quantkit.data import Dataset, InputPipeline, as_dataset, batches
 from quantkit.data.pipeline import rank_of
-from quantkit.data.random_inputs import Sizes, find_random_inputs, random_arrays
+from quantkit.data.random_inputs import Sizes, find_compared_integers, find_random_inputs, random_arrays
 from quantkit.errors import CheckError, GraphError, QuantkitError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
@@ -184,13 +185,15 @@ class Verifier:
         samples = self.feeder(session.inputs) if self.feeder else [{}] * NUM_SAMPLES
         feeds: list[dict[str, Array]] = []
 
+        compared = _compared_integers(graph, session.inputs)
+
         def run(sizes: Sizes, integers: tuple[int, int]) -> list[dict[str, Array]]:
             # Every other sample is larger, so that more activations are not clamped.
             wide = dict.fromkeys((info.name for info in session.inputs), WIDE_BOUNDS) | dict(self.bounds)
             feeds[:] = (
                 random_arrays(
                     *(session.inputs, self.seed + index),
-                    feeds=arrays,
+                    feeds={**_select_branch(compared, index), **arrays},
                     sizes=sizes,
                     bounds=wide if index % 2 else self.bounds,
                     integers=integers,
@@ -199,12 +202,12 @@ class Verifier:
             )
             results = [session.run(arrays) for arrays in feeds[:2]]
             self.is_small = any(array.size < MIN_ELEMENTS for array in results[0].values())
-            if self.feeder or self.is_small:
+            if self.feeder or self.is_small or compared:
                 results += [session.run(arrays) for arrays in feeds[2:]]
             return results
 
         results = find_random_inputs(graph, session.inputs, run, samples[0])
-        self.feeds = feeds if self.feeder or self.is_small else feeds[:1]
+        self.feeds = feeds if self.feeder or self.is_small or compared else feeds[:1]
         fixed = {} if self.feeder else fixed_sizes(graph, session.inputs)
         for info in (info for info in session.inputs if info.name in fixed):
             self.warning = f"{describe_fixed_sizes(info, fixed[info.name])}: pass this size, or {EXPORT}"
@@ -347,6 +350,24 @@ def _run_in_double(feeds: Sequence[Mapping[str, Array]], observed: ObservedGraph
         names = [info.name for info in session.inputs]
         outputs = observed.join(session, [session.run({name: feed[name] for name in names}) for feed in feeds])
     return {name: values.astype(np.float64) for name, values in outputs.items() if values.dtype.kind in "biufV"}
+
+
+def _compared_integers(graph: Graph, inputs: Sequence[TensorInfo]) -> dict[str, tuple[TensorInfo, tuple[int, ...]]]:
+    """Return the inputs of one integer that the graph compares with constants, with these constants, by name."""
+    infos = {info.name: info for info in inputs if info.shape.dims is not None and None not in info.shape.dims}
+    named = {tensor_info(graph, edge).name: values for edge, values in find_compared_integers(graph).items()}
+    single = (name for name in named if name in infos and prod(infos[name].shape.sizes) == 1)
+    return {name: (infos[name], named[name]) for name in single if not infos[name].dtype.is_float}
+
+
+def _select_branch(compared: Mapping[str, tuple[TensorInfo, tuple[int, ...]]], index: int) -> dict[str, Array]:
+    """Return the compared integers of a sample: each constant in turn, and then none, for random ones."""
+    chosen = {}
+    for name, (info, values) in compared.items():
+        position = index % (len(values) + 1)
+        if position < len(values):
+            chosen[name] = np.full(info.shape.sizes, values[position], info.dtype.numpy)
+    return chosen
 
 
 def _attempt(run: Callable[..., _Result], *args: Any, **options: Any) -> _Result | None:

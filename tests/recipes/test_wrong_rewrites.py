@@ -8,8 +8,10 @@ import pytest
 from wrong_rewrites import NETWORKS, REWRITES, networks
 
 import quantkit as qk
+from quantkit.data.random_inputs import find_compared_integers
 from quantkit.errors import CheckError
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.text import from_text
 from quantkit.recipes.named import RECIPES
 from quantkit.recipes.verify import Verifier, make_verifier
 
@@ -97,3 +99,28 @@ def test_wrong_rewrites_of_trained_networks_are_found(name: str, kind: str) -> N
     check, wrong = make_verifier(model, model.graph), next(REWRITES[kind](model.graph))
     with pytest.raises(CheckError, match=rf"{kind} (changes|adds NaN)"):
         check(model.graph, wrong, Exact(kind))
+
+
+BRANCHES = """
+    inputs: x, rate
+    outputs: y
+    x = Placeholder[4x{size}](dtype=float)
+    rate = Placeholder[1](dtype=int64)
+    fast = Const[int64](16000)
+    is_fast = Equal(rate, fast, T=int64)
+    two = Const({factor})
+    three = Const(3)
+    a = Mul(x, two, T=float)
+    b = Mul(x, three, T=float)
+    y = SelectV2(is_fast, a, b, T=float)
+"""
+
+
+@pytest.mark.parametrize("size", [2, 200])
+def test_branches_that_an_integer_input_selects_are_compared(size: int) -> None:
+    before, after = (from_text(BRANCHES.format(size=size, factor=factor)) for factor in (2, 2.5))
+    assert find_compared_integers(before) == {Edge("rate"): (16000,)}
+    check = make_verifier(qk.load(before), before, runtime="reference")
+    assert check(before, before, Exact("same"))
+    with pytest.raises(CheckError, match="wrong changes"):
+        check(before, after, Exact("wrong"))
