@@ -97,7 +97,7 @@ def random_arrays(
 
 def find_compared_integers(graph: Graph) -> dict[Edge, tuple[int, ...]]:
     """Return the constants that a graph compares single integers of its inputs with: each may select a branch."""
-    found: dict[Edge, dict[int, None]] = {}
+    values_of: dict[Edge, dict[int, None]] = {}
     for node in graph.nodes.values():
         if node.op not in COMPARISONS or len(node.inputs) < 2:
             continue
@@ -108,8 +108,8 @@ def find_compared_integers(graph: Graph) -> dict[Edge, tuple[int, ...]]:
             while edge not in graph.inputs and graph[edge.node].op in KEEPING_OPS and graph[edge.node].inputs:
                 edge = graph[edge.node].inputs[0]
             if edge in graph.inputs:
-                found.setdefault(edge, {})[int(constant.array.reshape(-1)[0])] = None
-    return {edge: tuple(values) for edge, values in found.items()}
+                values_of.setdefault(edge, {})[int(constant.array.reshape(-1)[0])] = None
+    return {edge: tuple(values) for edge, values in values_of.items()}
 
 
 def find_random_inputs(

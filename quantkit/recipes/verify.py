@@ -355,19 +355,19 @@ def _run_in_double(feeds: Sequence[Mapping[str, Array]], observed: ObservedGraph
 def _compared_integers(graph: Graph, inputs: Sequence[TensorInfo]) -> dict[str, tuple[TensorInfo, tuple[int, ...]]]:
     """Return the inputs of one integer that the graph compares with constants, with these constants, by name."""
     infos = {info.name: info for info in inputs if info.shape.dims is not None and None not in info.shape.dims}
-    named = {tensor_info(graph, edge).name: values for edge, values in find_compared_integers(graph).items()}
-    single = (name for name in named if name in infos and prod(infos[name].shape.sizes) == 1)
-    return {name: (infos[name], named[name]) for name in single if not infos[name].dtype.is_float}
+    values_of = {tensor_info(graph, edge).name: values for edge, values in find_compared_integers(graph).items()}
+    single = (name for name in values_of if name in infos and prod(infos[name].shape.sizes) == 1)
+    return {name: (infos[name], values_of[name]) for name in single if not infos[name].dtype.is_float}
 
 
 def _select_branch(compared: Mapping[str, tuple[TensorInfo, tuple[int, ...]]], index: int) -> dict[str, Array]:
     """Return the compared integers of a sample: each constant in turn, and then none, for random ones."""
-    chosen = {}
+    arrays = {}
     for name, (info, values) in compared.items():
         position = index % (len(values) + 1)
         if position < len(values):
-            chosen[name] = np.full(info.shape.sizes, values[position], info.dtype.numpy)
-    return chosen
+            arrays[name] = np.full(info.shape.sizes, values[position], info.dtype.numpy)
+    return arrays
 
 
 def _attempt(run: Callable[..., _Result], *args: Any, **options: Any) -> _Result | None:
