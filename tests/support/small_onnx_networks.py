@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+import pytest
 
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme, annotate, calibrate, convert, prepare
+
+pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
 IMAGE, ROWS = (1, 8, 12, 12), (1, 6, 16)
