@@ -46,12 +46,21 @@ from quantkit.model.model import tensor_info
 from quantkit.model.receipt import receipt
 from quantkit.optimize.deployment import SERVERS
 from quantkit.optimize.deployment.served_model import check_name
-from quantkit.optimize.forms import Sizes, float_forms, has_dynamic_sizes, metadata_of_file, sample_sizes, write_form
+from quantkit.optimize.forms import (
+    TARGETS,
+    Sizes,
+    float_forms,
+    has_dynamic_sizes,
+    metadata_of_file,
+    sample_sizes,
+    write_form,
+)
 from quantkit.optimize.result import Optimization, OptimizationInterrupted, format_suffix
 from quantkit.optimize.search import FEATURES, Choice, FileSearch, Goal, name_of
 from quantkit.optimize.state import SearchState
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.quantization.ranges import UNKNOWN, graph_digest
+from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.calibration_run import compute_reference, is_read_once
 from quantkit.quantization.workflow.description import RECEIPT_SCHEMA
 from quantkit.quantization.workflow.float_reference import FloatReference
@@ -64,7 +73,8 @@ PathLike = str | os.PathLike[str]
 OBJECTIVES = ("latency", "throughput", "size")
 PRECISIONS = ("float32", *FEATURES, "int8")
 DEFAULT_PRECISIONS = ("float32", "bfloat16", "int8")
-SUFFIXES = (".onnx", ".pb", ".tflite")
+# Suffixes of the files of a search.
+SUFFIXES = tuple(find_target(name).suffixes[0] for name in TARGETS)
 MAX_DROP, TIME_BUDGET = 0.01, 600.0
 # Arguments of a search that its receipt contains, and the types of the goal.
 REPEATED = ("objective", "max_drop", "precisions", "runtimes", "seed", "time_budget")
