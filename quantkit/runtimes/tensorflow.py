@@ -19,6 +19,7 @@ from quantkit.runtimes.function_session import FunctionSession, as_array
 from quantkit.runtimes.runtime import ISA_VARIABLE, ONEDNN_ISAS, Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 from quantkit.runtimes.tensorflow_library import (
+    SessionLibrary,
     available,
     find_tensor,
     import_graph,
@@ -42,14 +43,14 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     """
     assert isinstance(model, Graph)
     with suppress_log():
-        tf = import_tensorflow()
+        tf = SessionLibrary()
         gpu = options.gpu_index
-        device = "/device:CPU:0" if gpu is None else _gpu(tf, gpu)
+        device = "/device:CPU:0" if gpu is None else _gpu(import_tensorflow(), gpu)
         config = _config(tf, options, on_gpu=gpu is not None)
         if options.precision == "float32":
-            tf.config.experimental.enable_tensor_float_32_execution(False)
+            tf.enable_tensor_float_32(False)
         graph = import_graph(model, device)
-        session = tf.compat.v1.Session(graph=graph, config=config)
+        session = tf.Session(graph=graph, config=config)
     feeds = [find_tensor(graph, edge) for edge in model.inputs]
     fetches = _protect_fetches(tf, graph, feeds, [find_tensor(graph, edge) for edge in dict.fromkeys(model.outputs)])
     ops = {node.name: node.op for node in model.nodes.values()}
@@ -57,7 +58,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     profiler = TensorflowProfiler(tf, model) if options.profile and gpu is None else None
     call = _Call(tf, session, feeds, fetches, options.log_placement, profiler)
     return FunctionSession(
-        RuntimeVersion(RUNTIME.name, tf.__version__, device),
+        RuntimeVersion(RUNTIME.name, tf.version, device),
         tuple(map(_info, model.inputs, feeds)),
         tuple(map(_info, dict.fromkeys(model.outputs), fetches)),
         _translating(tf, call.compute, ops),
@@ -67,7 +68,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     )
 
 
-def _protect_fetches(tf: Any, graph: Any, feeds: list[Any], fetches: list[Any]) -> list[Any]:
+def _protect_fetches(tf: SessionLibrary, graph: Any, feeds: list[Any], fetches: list[Any]) -> list[Any]:
     """Return the fetched tensors, with a second consumer for each that has one.
 
     TensorFlow's optimizer fuses a Sigmoid into a swish and a Rsqrt into a layer norm even if they are fetched, and then
@@ -85,7 +86,7 @@ class _Call:
 
     def __init__(
         self,
-        tf: Any,
+        tf: SessionLibrary,
         session: Any,
         feeds: list[Any],
         fetches: list[Any],
@@ -93,7 +94,7 @@ class _Call:
         profiler: TensorflowProfiler | None,
     ) -> None:
         self.placement: tuple[str, ...] = ()
-        self._v1 = tf.compat.v1
+        self._tf = tf
         self._call = session.make_callable(fetches, feed_list=feeds)
         # TensorFlow returns the caller's own array for a tensor that is both fed and fetched.
         inputs = {feed.name for feed in feeds}
@@ -114,8 +115,8 @@ class _Call:
         return self._call(*arrays) if self._profiler is None else self._profiler.call(self._call, arrays)
 
     def _call_with_log(self, arrays: list[Array]) -> Any:
-        metadata = self._v1.RunMetadata()
-        results = self._call(*arrays, options=self._v1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+        metadata = self._tf.RunMetadata()
+        results = self._call(*arrays, options=self._tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
         self.placement = tuple(
             f"{node.name} ({node.op}): {node.device}"
             for graph in metadata.partition_graphs
@@ -127,14 +128,14 @@ class _Call:
 
 
 def _translating(
-    tf: Any, compute: Callable[[list[Array]], Sequence[Array]], ops: Mapping[str, str]
+    tf: SessionLibrary, compute: Callable[[list[Array]], Sequence[Array]], ops: Mapping[str, str]
 ) -> Callable[[list[Array]], Sequence[Array]]:
     """Wrap a function so that TensorFlow's errors become errors of quantkit."""
 
     def compute_and_translate(arrays: list[Array]) -> Sequence[Array]:
         try:
             return compute(arrays)
-        except tf.errors.OpError as error:
+        except tf.OpError as error:
             raise translate_error(error, ops) from error
 
     return compute_and_translate
@@ -163,8 +164,8 @@ def _gpu(tf: Any, index: int) -> str:
     raise UnavailableError(f"TensorFlow {tf.__version__} has no GPU, only {names}", hint=hint)
 
 
-def _config(tf: Any, options: SessionOptions, *, on_gpu: bool) -> Any:
-    config = tf.compat.v1.ConfigProto(
+def _config(tf: SessionLibrary, options: SessionOptions, *, on_gpu: bool) -> Any:
+    config = tf.ConfigProto(
         intra_op_parallelism_threads=options.intra_op or 0,
         inter_op_parallelism_threads=options.inter_op or 0,
         allow_soft_placement=True,

@@ -5,6 +5,7 @@ from typing import Any
 from quantkit.ir.graph import Edge, Graph
 from quantkit.runtimes.op_times import Span, exclusive_seconds, fused_nodes, seconds_by_run
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER, OpTime, OpTrace
+from quantkit.runtimes.tensorflow_library import SessionLibrary
 
 # Op types without computation: inputs, outputs, and the start of a run.
 _NO_OPS = frozenset({"_Arg", "_Retval", "NoOp", "Const"})
@@ -23,21 +24,21 @@ class TensorflowProfiler:
     """Profile of one session.
 
     Args:
-        tf: the package.
+        tf: library of the session.
         graph: graph of the session.
     """
 
-    def __init__(self, tf: Any, graph: Graph) -> None:
-        self._v1 = tf.compat.v1
+    def __init__(self, tf: SessionLibrary, graph: Graph) -> None:
+        self._tf = tf
         self._graph = graph
         self._runs: list[Any] = []
         self._executed: dict[str, Any] = {}
 
     def call(self, function: Any, arrays: list[Any]) -> Any:
         """Call a function of the session with a trace; the first call also records the executed graph."""
-        metadata = self._v1.RunMetadata()
-        options = self._v1.RunOptions(
-            trace_level=self._v1.RunOptions.SOFTWARE_TRACE, output_partition_graphs=not self._executed
+        metadata = self._tf.RunMetadata()
+        options = self._tf.RunOptions(
+            trace_level=self._tf.RunOptions.SOFTWARE_TRACE, output_partition_graphs=not self._executed
         )
         results = function(*arrays, options=options, run_metadata=metadata)
         if not self._executed:

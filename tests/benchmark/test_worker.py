@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -159,3 +161,10 @@ def test_affinity_is_checked_after_the_first_calls(tiny_model: Path, monkeypatch
     _, warm = ask(open_request(tiny_model), {"do": "warm_up", "calls": 1})
     message = f"a thread left {list(available_cpus())}"
     assert warm["error"] == {"message": message, "hint": "omit --cpus", "exit_code": 4}
+
+
+def test_a_worker_imports_neither_reports_nor_transforms() -> None:
+    program = "import sys; import quantkit.benchmark.sampling.worker; print(*sys.modules)"
+    modules = set(subprocess.check_output([sys.executable, "-c", program], text=True).split())
+    assert "quantkit.runtimes" in modules
+    assert not {"quantkit.transforms", "quantkit.drawing", "quantkit.benchmark.results.report"} & modules

@@ -190,3 +190,25 @@ def test_onednn_is_enabled_unless_the_user_disables_it(variables: dict[str, str]
     environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"} | variables
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert result.stdout == f"{expected}\n"
+
+
+@pytest.mark.engine
+def test_a_session_imports_only_its_parts_and_the_package_can_follow() -> None:
+    program = """
+import sys
+import numpy as np
+from quantkit.ir.text import from_text
+from quantkit.runtimes import open_session
+
+graph = from_text("inputs: x\\noutputs: y\\nx = Placeholder[2]()\\ny = Relu(x, T=float)")
+with open_session(graph, "tensorflow") as session:
+    first = session.run({"x": np.float32([-1, 2])})["y"].tolist()
+    print("tensorflow" in sys.modules, sum(name.startswith("tensorflow.") for name in sys.modules) < 800)
+    import tensorflow.compat.v2 as tf
+    from tensorflow.keras import layers
+
+    print(tf.executing_eagerly(), int(tf.constant(3) + 4), layers.ReLU()(np.float32([[-1, 2]])).numpy().tolist())
+    print(first == session.run({"x": np.float32([-1, 2])})["y"].tolist())
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.splitlines() == ["False True", "True 7 [[0.0, 2.0]]", "True"], result.stderr
