@@ -36,9 +36,8 @@ def violations_of_file(name: str) -> tuple[Violation, ...]:
     return tuple(find_violations(texts_of_file(name), load_phrases()))
 
 
-@pytest.mark.parametrize("name", names_of_files())
-def test_file_follows_the_language_guide(name: str) -> None:
-    violations = violations_of_file(name)
+def test_files_follow_the_language_guide() -> None:
+    violations = [violation for name in names_of_files() for violation in violations_of_file(name)]
     assert not violations, "\n".join(["", *map(str, violations)])
 
 
