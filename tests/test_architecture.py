@@ -160,9 +160,8 @@ def test_hard_borders_hold() -> None:
             for name, homes in HARD_BORDERS.items():
                 if (imported == name or imported.startswith(f"{name}.")) and not file.startswith(homes):
                     wrong.append(f"{file} imports {imported}")
-        for imported in imports_of(path, top_level_only=True):
-            if imported.split(".")[0] in RUNTIME_PACKAGES:
-                wrong.append(f"{file} imports {imported} at the top level")
+        imports = {imported.split(".")[0] for imported in imports_of(path, top_level_only=True)}
+        wrong += [f"{file} imports {name} at the top level" for name in imports & RUNTIME_PACKAGES]
     assert not wrong, "\n".join(wrong)
 
 
@@ -183,10 +182,7 @@ def test_no_runtime_or_target_is_compared_by_name() -> None:
     """Properties of the registered objects decide (decision 3). Names of dialects are not checked."""
     names = {"eightbit", "litert", "onnxruntime", "openvino", "reference", "tensorrt"}
     comparisons = [
-        (path, node)
-        for path, tree in sources().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare)
+        (path, node) for path, tree in sources().items() for node in ast.walk(tree) if isinstance(node, ast.Compare)
     ]
     assert len(comparisons) > 1000
     wrong = [

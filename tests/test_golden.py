@@ -17,6 +17,10 @@ from quantkit.transforms.registry import REGISTRY
 @pytest.mark.parametrize("path", golden_cases(), ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
 def test_golden(path: Path, update_goldens: bool) -> None:
     case = Case.read(path)
+    assert case.comments, "a golden file begins with a comment that describes the case"
+    assert set(case.sections) <= set(SECTIONS)
+    steps = [step.name for step in parse(" ".join(case.sections["recipe"])).steps]
+    assert path.parent.name in {*REGISTRY}.intersection(steps), "the folder has the name of a transform of the recipe"
     before = case.before
     if "error" not in case.sections:
         verify(before)
@@ -27,14 +31,4 @@ def test_golden(path: Path, update_goldens: bool) -> None:
         assert sections == {name: case.sections[name] for name in ("after", "error", "skips") if name in case.sections}
     assert before == from_text("\n".join(case.sections["before"])), "the input graph was changed"
     if after is not None and "numbers" not in case.sections:
-        last = REGISTRY[parse(" ".join(case.sections["recipe"])).steps[-1].name]
-        Verifier(find_runtime("reference").open)(runnable(before), runnable(after), last)
-
-
-@pytest.mark.parametrize("path", golden_cases(), ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
-def test_golden_is_where_it_belongs(path: Path) -> None:
-    case = Case.read(path)
-    assert path.parent.name in REGISTRY
-    assert any(step.name == path.parent.name for step in parse(" ".join(case.sections["recipe"])).steps)
-    assert case.comments, "a golden file begins with a comment that describes the case"
-    assert set(case.sections) <= set(SECTIONS)
+        Verifier(find_runtime("reference").open)(runnable(before), runnable(after), REGISTRY[steps[-1]])
