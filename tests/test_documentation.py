@@ -145,7 +145,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     limits = {
         "benchmark": "" if "--sweep" in command else f"--runs 3 --warmup 1 --processes {processes}",
         "quantize": "--runs 0",
-        "optimize": "--time-budget 10s",
+        "optimize": "--time-budget 3s",
         "evaluate": "--limit 12",
         "compare": "" if "--structure" in command else "--limit 2",
     }
@@ -203,6 +203,7 @@ def lines_without_digits(text: str) -> list[str]:
 def test_program_runs(name: str, program: str, folders: dict[str, Path]) -> None:
     for module in ("onnxruntime", "openvino", "tensorflow"):
         pytest.importorskip(module, reason=f"pip install {module}")
+    program = re.sub(r'time_budget="\d+s"', 'time_budget="3s"', program)
     process = subprocess.run(
         [sys.executable, "-c", program], cwd=folders[name], capture_output=True, text=True, check=False
     )

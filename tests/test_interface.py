@@ -43,7 +43,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_prints_well(value: Any) -> None:
     """Check that a result has a text, an HTML form for notebooks, and a JSON document."""
-    assert str(value)
+    assert type(value).__str__ is not object.__str__
     assert value._repr_html_().startswith("<")
     assert json.loads(json.dumps(value.to_json()))
 
@@ -71,7 +71,7 @@ def test_quantize_returns_model_plan_ranges_and_report(result: qk.QuantizationRe
     assert isinstance(result.plan, qk.Plan)
     assert isinstance(result.ranges, qk.Ranges)
     assert "QuantizeLinear" in result.model.graph.op_counts
-    assert str(result.report)
+    assert "agreement with the float model" in str(result.report)
     assert_prints_well(result)
     result.save(tmp_path / "digits.int8.onnx")
     assert qk.load(tmp_path / "digits.int8.onnx").graph.op_counts == result.model.graph.op_counts

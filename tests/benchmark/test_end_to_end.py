@@ -14,7 +14,7 @@ from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.end_to_end import PARTS
 from quantkit.benchmark.sampling.worker import serve
-from quantkit.errors import UsageError
+from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.zoo.cards import find_card
@@ -79,7 +79,7 @@ def test_parts_are_in_the_report_and_the_json_form() -> None:
     ],
 )
 def test_wrong_use_is_rejected(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(QuantkitError, match=message):
         benchmark(["digits"], "reference", end_to_end=True, runs=1, **options)
 
 

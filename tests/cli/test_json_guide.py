@@ -42,7 +42,7 @@ COMMANDS = [
     ("benchmark", ("benchmark", "d.pb@reference", "--runs", "3", "--warmup", "1", "--save", "s.json")),
     ("benchmark", ("benchmark", "d.pb@reference", "--runs", "3", "--warmup", "1", "--baseline", "s.json")),
     ("benchmark", ("benchmark", "digits@reference", "--precision", "float32,bfloat16", "--runs", "1", "--warmup", "1")),
-    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "2s")),
+    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "1s")),
     ("summarize", ("summarize", "digits")),
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
     ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),
@@ -61,7 +61,7 @@ RUNTIME_COMMANDS = [
     ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
     (
         "optimize",
-        ("optimize", "digits", "-o", "best", "--data", HELD_OUT, "--time-budget", "5s", "--runtimes", "onnxruntime"),
+        ("optimize", "digits", "-o", "best", "--data", HELD_OUT, "--time-budget", "2s", "--runtimes", "onnxruntime"),
     ),
     ("doctor", ("doctor",)),
     ("profile", ("benchmark", "d.pb@onnxruntime", "--profile", "--runs", "3")),

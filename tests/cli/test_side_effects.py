@@ -4,13 +4,12 @@ An audit hook in every Python process reports connections and files opened for w
 without Python appear in the home and working folders.
 """
 
+import json
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 ASSETS = ROOT / "assets"
@@ -80,23 +79,42 @@ COMMANDS = {
 }
 
 
+# Run the commands of a JSON file one after another, and separate them in the log.
+SCRIPT = """
+import json, sys
+from importlib import import_module
+from sitecustomize import _log, os
+
+main = import_module("quantkit.cli").main
+for name, arguments in json.load(open(sys.argv[1])).items():
+    os.write(_log, f"command {name}\\n".encode())
+    try:
+        code = main(arguments)
+    except SystemExit as exit:
+        code = exit.code or 0
+    os.write(_log, f"code {code}\\n".encode())
+"""
+
+
 def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_opens_no_connection_and_writes_only_its_outputs(name: str, tmp_path: Path) -> None:
-    command, module = COMMANDS[name]
-    if module and find_spec(module) is None:
-        pytest.skip(f"needs {module}")
-    folders = {part: tmp_path / part for part in ("home", "work", "temporary", "cache", "out", "site")}
+def test_commands_open_no_connection_and_write_only_their_outputs(tmp_path: Path) -> None:
+    folders = {part: tmp_path / part for part in ("home", "work", "temporary", "cache", "site")}
     for folder in folders.values():
         folder.mkdir()
     (folders["site"] / "sitecustomize.py").write_text(SITECUSTOMIZE)
     graph = ROOT / "models" / "digits.pb"
-    replacements = {"OUT": folders["out"], "ASSETS": ASSETS, "GRAPH": graph, "PYTHON": Path(sys.executable)}
-    for variable, path in replacements.items():
-        command = command.replace(variable, str(path))
+    commands = {}
+    for name, (command, module) in COMMANDS.items():
+        if not module or find_spec(module):
+            (tmp_path / name).mkdir()
+            replacements = {"ASSETS": ASSETS, "GRAPH": graph, "PYTHON": Path(sys.executable)}
+            for variable, path in replacements.items():
+                command = command.replace(variable, str(path))
+            commands[name] = [argument.replace("OUT", str(tmp_path / name)) for argument in command.split()]
+    (tmp_path / "commands.json").write_text(json.dumps(commands))
     log = tmp_path / "log"
     environment = os.environ | {
         "HOME": str(folders["home"]),
@@ -107,24 +125,34 @@ def test_a_command_opens_no_connection_and_writes_only_its_outputs(name: str, tm
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     run = subprocess.run(
-        [sys.executable, "-m", "quantkit", *command.split()],
+        [sys.executable, "-c", SCRIPT, tmp_path / "commands.json"],
         cwd=folders["work"],
         env=environment,
         text=True,
         capture_output=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
-    assert run.returncode == (3 if name == "offline" else 0), run.stderr
-    lines = log.read_text().splitlines()
-    assert [line for line in lines if line.startswith("socket")] == []
-    allowed = (*(str(folders[part]) for part in ("temporary", "cache", "out")), "/dev/", "/proc/")
-    written = [line.removeprefix("write ") for line in lines if line.startswith("write ")]
-    assert [path for path in written if not path.startswith(allowed)] == []
-    for part in ("home", "work", "temporary"):
-        assert _files(folders[part]) == [], part
-    if "OUT" in COMMANDS[name][0]:
-        assert any(path.startswith(str(folders["out"])) for path in written), "the hook sees writes"
+    assert run.returncode == 0, run.stderr
+    sections = dict(part.split("\n", 1) for part in log.read_text().split("command ")[1:])
+    assert [*sections] == [*commands]
+    wrong = []
+    for name, text in sections.items():
+        lines = text.splitlines()
+        allowed = (*(str(folders[part]) for part in ("temporary", "cache")), str(tmp_path / name), "/dev/", "/proc/")
+        written = [line.removeprefix("write ") for line in lines if line.startswith("write ")]
+        wrong += [f"{name}: {line}" for line in lines if line.startswith("socket")]
+        wrong += [f"{name}: writes {path}" for path in written if not path.startswith(allowed)]
+        if f"code {3 if name == 'offline' else 0}" not in lines:
+            wrong.append(f"{name}: {lines[-1]}")
+        if "OUT" in COMMANDS[name][0] and not any(path.startswith(str(tmp_path / name)) for path in written):
+            wrong.append(f"{name}: the hook does not see the outputs")
+    assert not wrong, "\n".join([*wrong, run.stderr])
+    assert {part: _files(folders[part]) for part in ("home", "work", "temporary")} == {
+        "home": [],
+        "work": [],
+        "temporary": [],
+    }
 
 
 def test_the_hook_reports_connections(tmp_path: Path) -> None:

@@ -51,10 +51,8 @@ def test_boxes_never_overlap_and_stay_inside(boxes: list[tuple[float, float]], p
         for (x, y), (width, height) in zip(placement.centers, boxes, strict=True)
     ]
     for left, top, right, bottom in corners:
-        assert left >= 0
-        assert top >= 0
-        assert right <= placement.width
-        assert bottom <= placement.height
+        assert 0 <= left <= right <= placement.width
+        assert 0 <= top <= bottom <= placement.height
     for box, other in combinations(corners, 2):
         slack = 1e-6
         is_apart = (

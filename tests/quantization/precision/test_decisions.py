@@ -196,7 +196,7 @@ def test_a_result_has_the_decisions_and_the_trace(tmp_path: Path) -> None:
     assert sum(bool(record.check) for record in result.trace.records) == len(result.trace.records) > 10
     text = result.explain()
     assert "one int8 kernel computes Conv + Relu" in text
-    assert "skipped" in text or "changed" in text
+    assert "changed" in text
     assert (tmp_path / "trace.html").read_text().startswith("<!doctype html>")
 
 
@@ -212,7 +212,7 @@ def test_the_accuracy_search_states_its_error_model() -> None:
     assert result.report.fallback is not None
     assert result.report.fallback.baseline.kind == ERROR
     model = result.to_json()["error_model"]
-    assert model["rms_db"] >= 0
+    assert model["rms_db"] > 0
     assert model["samples"] == 8
     layers = {decision.unit: decision for decision in result.decisions if decision.source == "accuracy"}
     assert layers.keys() == result.report.fallback.keep_float
