@@ -355,7 +355,7 @@ def require_reference(
     """
     metric = find_task(task)
     limits = {"agreement": min_agreement, "the KL divergence": max_kl}
-    names = [metric.name] if metric else [name for name, limit in limits.items() if limit is not None]
+    names = [metric.metric] if metric else [name for name, limit in limits.items() if limit is not None]
     if names:
         raise UsageError(f"{names[0]} is measured with a reference model", hint="pass --reference MODEL")
 

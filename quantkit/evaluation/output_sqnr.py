@@ -227,7 +227,7 @@ class OutputSqnrCounter:
             for name, (signal, before, after) in self._reconstruction.items()
             if before < MAX_RECONSTRUCTION_ERROR**2 * signal
         }
-        metric = "" if self.task is None else self.task.name
+        metric = "" if self.task is None else self.task.metric
         score = self._score / max(self.samples, 1) if metric else 1.0
         return OutputSqnr(self.samples, ratios, self.not_finite, equal, errors, metric, score, sizes)
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.errors import UsageError, did_you_mean
+from quantkit.errors import UsageError
 from quantkit.evaluation.detection import Outputs, score_detection
 from quantkit.ir.tensor import Array
+from quantkit.registry import Registry, check_fields, is_text
 
 # Function of the outputs of the float model and of the other model, (n, ...) by name, for one run.
 Score = Callable[[Outputs, Outputs], float]
@@ -31,13 +32,15 @@ class TaskMetric:
     """Metric of a task.
 
     Attributes:
-        name: name of the metric.
+        name: name of the task.
+        metric: name of the metric.
         score: function that computes it for one run.
         takes_inputs: True if the function also takes the inputs.
         takes_any_size: True if the outputs of the two models may differ in size; else such outputs have the metric 0.
     """
 
     name: str
+    metric: str
     score: Callable[..., float]
     takes_inputs: bool = False
     takes_any_size: bool = False
@@ -60,17 +63,13 @@ def find_task(value: Any) -> TaskMetric | None:
 
     Raises:
         UsageError: there is no such task, or the value is neither a name nor a function.
+        UnavailableError: the plugin with the task cannot be loaded.
     """
     if value is None:
         return None
     if callable(value):
-        return TaskMetric(getattr(value, "__name__", "metric"), value, takes_any_size=True)
-    if value in TASKS:
-        return TASKS[value]
-    raise UsageError(
-        f"{value!r} is not a task",
-        hint=did_you_mean(str(value), TASKS) or f"use {', '.join(TASKS)}, or in Python a function of two outputs",
-    )
+        return TaskMetric("", getattr(value, "__name__", "metric"), value, takes_any_size=True)
+    return REGISTRY.find(str(value))
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -193,11 +192,31 @@ def _edit_distance(a: Array, b: Array) -> int:
     return int(distances[-1])
 
 
-TASKS: Mapping[str, TaskMetric] = {
-    "segmentation": TaskMetric("mean IoU", score_segmentation),
-    "detection": TaskMetric("mAP", score_detection, takes_any_size=True),
-    "regression": TaskMetric("R2", score_regression),
-    "embedding": TaskMetric("cosine", score_embedding),
-    "text": TaskMetric("token agreement", score_text, takes_any_size=True),
-    "language": TaskMetric("perplexity ratio", score_language, takes_inputs=True),
-}
+def check_task(task: TaskMetric) -> None:
+    """Check the fields of a task that a plugin registers.
+
+    Raises:
+        UsageError: a field has a value that is not allowed.
+    """
+    boolean = ("True or False", lambda value: isinstance(value, bool))
+    check_fields(
+        task,
+        {
+            "metric": ("a noun phrase", is_text),
+            "score": ("a function", callable),
+            "takes_inputs": boolean,
+            "takes_any_size": boolean,
+        },
+    )
+
+
+_BUILT_IN = (
+    TaskMetric("segmentation", "mean IoU", score_segmentation),
+    TaskMetric("detection", "mAP", score_detection, takes_any_size=True),
+    TaskMetric("regression", "R2", score_regression),
+    TaskMetric("embedding", "cosine", score_embedding),
+    TaskMetric("text", "token agreement", score_text, takes_any_size=True),
+    TaskMetric("language", "perplexity ratio", score_language, takes_inputs=True),
+)
+TASKS: Mapping[str, TaskMetric] = {task.name: task for task in _BUILT_IN}
+REGISTRY: Registry[TaskMetric] = Registry("task", TaskMetric, _BUILT_IN, check_task)

@@ -90,7 +90,7 @@ def measure_drop(session: Session, reference: FloatReference, position: int) -> 
     for run in reference.runs(session):
         score = task.compute(reference.without_states(run.expected), run.actual, run.inputs)
         drops += [1 - score] * len(run.classes)
-    return Drop(task.name, fmean(drops), mean_limit(drops, alpha), len(drops))
+    return Drop(task.metric, fmean(drops), mean_limit(drops, alpha), len(drops))
 
 
 def _count_losses(runs: Iterable[ComparedRun], name: str, alpha: float, *, has_labels: bool) -> Drop:

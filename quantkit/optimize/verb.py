@@ -243,7 +243,7 @@ def optimize(
     reference, sizes = _run_float_model(float_model, held_out_data, options)
     facts = [graph_digest(float_model.graph)]
     facts += [_digest_samples(float_model, dataset) for dataset in (calibration, held_out_data)]
-    facts += map(str, (goal, limit, labels, options.preprocessing, "" if options.task is None else options.task.name))
+    facts += map(str, (goal, limit, labels, options.preprocessing, "" if options.task is None else options.task.metric))
     state = _open_state(facts, goal, resume, folder.path)
     float_files = float_forms(float_model.graph, state.folder, goal.runtimes, goal.suffix)
     first = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}

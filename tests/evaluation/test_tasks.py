@@ -1,18 +1,24 @@
 """Metrics of tasks, with the float model as the reference."""
 
+import sys
 from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
 import pytest
+from plugin_distribution import forget_plugins, write_distribution
 
 import quantkit as qk
-from quantkit.errors import CheckError, UsageError
+from quantkit.errors import CheckError, UnavailableError, UsageError
 from quantkit.evaluation.detection import score_detection
 from quantkit.evaluation.output_sqnr import OutputSqnrCounter
-from quantkit.evaluation.tasks import TASKS, find_task
+from quantkit.evaluation.tasks import REGISTRY, TASKS, find_task
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
+from quantkit.quantization.targets.diagnosis import find_plugin_problems
 
 BOXES = np.float32([[[0, 0, 2, 2], [4, 4, 6, 6], [8, 8, 9, 9]]])
 SCORES = np.float32([[[0.9, 0.1], [0.8, 0.2], [0.1, 0.7]]])
@@ -124,14 +130,14 @@ def test_language_is_the_ratio_of_the_perplexities_of_the_next_tokens() -> None:
 def test_evaluate_measures_the_metric_of_the_task_of_all_outputs(task: str) -> None:
     result = qk.evaluate(two_outputs(0.2), ROWS, two_outputs(0), task=task, batch=4, **RUNTIMES)
     assert result.outputs is not None
-    assert result.outputs.metric == TASKS[task].name
+    assert result.outputs.metric == TASKS[task].metric
     assert set(result.outputs.sqnr) == {"y", "z"}
     assert 0.3 < result.outputs.score < 1
     assert result.metrics.samples == 11
     assert f"{result.outputs.score:.4f} of the reference model" in str(result)
-    assert result.to_json()["outputs"]["task"] == {"metric": TASKS[task].name, "score": result.outputs.score}
+    assert result.to_json()["outputs"]["task"] == {"metric": TASKS[task].metric, "score": result.outputs.score}
     result.check(min_agreement=result.outputs.score)
-    with pytest.raises(CheckError, match=f"{TASKS[task].name} is 0"):
+    with pytest.raises(CheckError, match=f"{TASKS[task].metric} is 0"):
         result.check(min_agreement=1)
 
 
@@ -221,3 +227,42 @@ def test_unknown_boxes_name_the_commands_that_work() -> None:
         score_detection(outputs, outputs)
     assert "--task regression" in str(caught.value.hint)
     assert "--outputs NAMES" in str(caught.value.hint)
+
+
+def test_package_adds_a_task_for_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = """
+        import numpy as np
+        from quantkit.evaluation.tasks import TaskMetric
+
+        def score(expected, actual):
+            return 1 - max(float(np.abs(values - actual[name]).max()) for name, values in expected.items())
+
+        TASK = TaskMetric("margin", "1 - largest difference", score)
+        BROKEN = TaskMetric("worst", "", score)
+    """
+    entry_points = {"margin": "margin_task:TASK", "worst": "margin_task:BROKEN"}
+    write_distribution(tmp_path, "margin_task", dedent(source), {"quantkit.tasks": entry_points})
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    forget_plugins(REGISTRY)
+    try:
+        alone = qk.evaluate(two_outputs(0.01), ROWS, two_outputs(0), task="margin", **RUNTIMES)
+        pair = qk.evaluate(two_outputs(0.01), ROWS, two_outputs(0), task="margin", workers=2, **RUNTIMES)
+        assert alone.outputs is not None
+        assert pair.outputs is not None
+        assert pair.outputs.metric == alone.outputs.metric == "1 - largest difference"
+        assert 0.5 < pair.outputs.score < 1
+        with pytest.raises(UnavailableError, match="the field 'metric'"):
+            find_task("worst")
+        assert any("'metric'" in problem for problem in find_plugin_problems())
+        qk.save(two_outputs(0), tmp_path / "a.pb")
+        np.save(tmp_path / "rows.npy", ROWS)
+        main = import_module("quantkit.cli").main
+        arguments = ["evaluate", str(tmp_path / "a.pb"), "--data", str(tmp_path / "rows.npy"), "--task", "margin"]
+        assert main([*arguments, "--reference", str(tmp_path / "a.pb"), "--runtime", "reference"]) == 0
+        assert "1 - largest difference" in capsys.readouterr().out
+    finally:
+        forget_plugins(REGISTRY)
+        sys.modules.pop("margin_task", None)

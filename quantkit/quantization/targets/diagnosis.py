@@ -6,6 +6,7 @@ from dataclasses import replace
 from quantkit import runtimes
 from quantkit.benchmark.diagnosis import Diagnosis, TargetDiagnosis
 from quantkit.errors import UnavailableError
+from quantkit.evaluation import tasks
 from quantkit.quantization import observers
 from quantkit.quantization.targets import REGISTRY, Target, targets
 from quantkit.recipes.named import RECIPE_REGISTRY
@@ -20,7 +21,7 @@ def complete_diagnosis(diagnosis: Diagnosis) -> Diagnosis:
 
 def find_plugin_problems() -> tuple[str, ...]:
     """Return a sentence for each plugin of an installed package that cannot be loaded."""
-    registries = (REGISTRY, runtimes.REGISTRY, observers.REGISTRY, RECIPE_REGISTRY)
+    registries = (REGISTRY, runtimes.REGISTRY, observers.REGISTRY, RECIPE_REGISTRY, tasks.REGISTRY)
     return (*(problem for registry in registries for problem in registry.problems()), *load_installed())
 
 

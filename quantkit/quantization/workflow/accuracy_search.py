@@ -89,7 +89,7 @@ def _require_outputs(conversion: Conversion, reference: FloatReference, max_drop
 def _announce_metric(reference: FloatReference, options: Options) -> None:
     top1 = reference.top1
     if reference.task is not None:
-        metric = f"1 - {reference.task.name}, with the float model as reference"
+        metric = f"1 - {reference.task.metric}, with the float model as reference"
     elif top1 is not None:
         metric = f"top-1 accuracy of {reference.score_output!r} (float model: {top1})"
     elif reference.has_class_scores:
