@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +203,8 @@ def check_runtime(runtime: Runtime) -> None:
     check_fields(
         runtime,
         {
-            "name": ("a text without '@' and not 'auto'", lambda value: "@" not in value and value != "auto"),
+            **{each.name: boolean for each in fields(Runtime) if each.type is bool},
+            "name": ("a text without '@' and not 'auto'", _is_name),
             "title": ("a noun phrase", is_text),
             "available": function,
             "open_model": function,
@@ -211,22 +212,16 @@ def check_runtime(runtime: Runtime) -> None:
             "kinds": (f"a tuple of {', '.join(KINDS)}", lambda value: is_texts(value, KINDS)),
             "dialects": (f"a tuple of {dialects}", lambda value: is_texts(value, _DIALECTS)),
             "native_dialect": ("one of the field 'dialects', or ''", lambda value: value in ("", *runtime.dialects)),
-            "keeps_tensors": boolean,
             "devices": ("('cpu',), or also 'gpu'", lambda value: bool(value) and is_texts(value, _DEVICES)),
             "precisions": (
                 f"a tuple of at least one of {', '.join(PRECISIONS)}",
                 lambda value: bool(value) and is_texts(value, PRECISIONS),
             ),
-            "has_threads": boolean,
-            "has_inter_op": boolean,
-            "can_omit_optimizer": boolean,
             "tunables": (
                 "a mapping of texts to tuples",
                 lambda value: isinstance(value, Mapping) and all(isinstance(item, tuple) for item in value.values()),
             ),
             "native_options": ("a function or None", lambda value: value is None or callable(value)),
-            "decodes_images": boolean,
-            "fuses_float_ops": boolean,
             "op_domains": ("a tuple of texts", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
             "has_custom_op": function,
             "weight_copies": ("an integer", lambda value: isinstance(value, int)),
@@ -240,3 +235,7 @@ def check_runtime(runtime: Runtime) -> None:
             "priority": ("an integer", lambda value: isinstance(value, int)),
         },
     )
+
+
+def _is_name(value: Any) -> bool:
+    return is_text(value) and "@" not in value and value != "auto"

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ from conformance_cases import CASES
 from plugin_distribution import forget_plugins, write_distribution
 
 import quantkit as qk
-from quantkit.runtimes import REGISTRY, find_runtime, runtimes, split_runtime
+from quantkit.errors import UsageError
+from quantkit.runtimes import REGISTRY, Runtime, find_runtime, runtimes, split_runtime
+from quantkit.runtimes.reference import RUNTIME
+from quantkit.runtimes.runtime import check_runtime
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "assets" / "guides" / "add-a-runtime.md").read_text()
@@ -53,6 +57,7 @@ def test_command_line_accepts_the_name() -> None:
         ("precisions", ("int8",), ("'precisions'", "float32")),
         ("open_model", None, ("'open_model'", "a function")),
         ("keeps_tensors", "no", ("'keeps_tensors'", "True or False")),
+        ("transposes_convolutions", "yes", ("'transposes_convolutions'", "True or False")),
         ("priority", "high", ("'priority'", "an integer")),
     ],
 )
@@ -72,3 +77,9 @@ def test_runtime_with_a_wrong_field_is_skipped_with_the_allowed_values(
         monkeypatch.undo()
         sys.modules.pop("wrong", None)
         forget_plugins(REGISTRY)
+
+
+@pytest.mark.parametrize("field", [each.name for each in fields(Runtime)])
+def test_each_field_of_a_runtime_is_checked(field: str) -> None:
+    with pytest.raises(UsageError, match=f"the field '{field}' has the value"):
+        check_runtime(replace(RUNTIME, **{field: 0.5}))
