@@ -12,8 +12,9 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
+from quantkit.ops.table import Fact, find_ops
 
-CONVOLUTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative"})
+CONVOLUTIONS = find_ops(Fact.CONVOLUTION, "tensorflow")
 INTEGERS = {"T": DType.INT32}
 
 

@@ -17,13 +17,14 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.ops.table import CONTROL_FLOW, find_ops
 from quantkit.runtimes.availability import find_package, require
 
 # Least version of IR for the opset.
 _IR_VERSION = 7
 # Opset of the new forms: the first one with scales per channel.
 TARGET_OPSET = 13
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+_CONTROL_FLOW = find_ops(CONTROL_FLOW, "onnx")
 # Ops that compute on a matrix before opset 13, and along one axis since.
 _MATRIX_OPS = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 

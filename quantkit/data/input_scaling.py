@@ -19,20 +19,16 @@ from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array
 from quantkit.ops import kernels
+from quantkit.ops.table import Fact, find_ops
 
 # Ops that keep the values, or only move, repeat or drop some.
-UNCHANGED = frozenset(
-    {
-        *("Identity", "Cast", "StopGradient", "CheckNumerics", "PlaceholderWithDefault", "Dropout"),
-        *("Reshape", "Squeeze", "ExpandDims", "Unsqueeze", "Flatten", "Transpose", "Pad", "PadV2", "MirrorPad"),
-        *("Slice", "StridedSlice", "Split", "Gather", "GatherV2", "ReverseV2", "Reverse"),
-        *("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "Resize", "Dequantize", "DequantizeLinear"),
-    }
-)
-SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-BATCH_NORMS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "BatchNormalization"})
-ADDITIONS = frozenset({"Add", "AddV2", "BiasAdd"})
-DIVISIONS = frozenset({"Div", "RealDiv", "DivNoNan"})
+UNCHANGED = find_ops(Fact.MOVEMENT | Fact.PAD) - find_ops(Fact.CONCAT) | {
+    *("Cast", "Dequantize", "DequantizeLinear", "Resize", "ResizeBicubic", "ResizeBilinear", "ResizeNearestNeighbor"),
+}
+SHAPE_OPS = find_ops(Fact.SHAPE)
+BATCH_NORMS = find_ops(Fact.BATCH_NORM) - {"BatchNormWithGlobalNormalization"}
+ADDITIONS = find_ops(Fact.ADDITION | Fact.BIAS)
+DIVISIONS = find_ops(Fact.DIVISION)
 MAX_CHANNELS = 4
 # Longest chain and longest constant expression that are searched.
 MAX_STEPS = 32

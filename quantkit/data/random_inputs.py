@@ -14,6 +14,7 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.limits import check_size
 from quantkit.ops.input_sizes import BATCH_SIZES, choose_input_shapes
+from quantkit.ops.table import Fact, find_ops
 from quantkit.runtimes.session import TensorInfo
 
 # Least value and end of random integers other than pixels, in the order in which they are tried. Most are ids of an
@@ -21,10 +22,8 @@ from quantkit.runtimes.session import TensorInfo
 INTEGERS = ((0, 2), (1, 3), (1, 2), (0, 1))
 _PIXELS = (DType.UINT8, DType.QUINT8)
 # Comparisons whose result may select a branch, and ops that keep the value of a single element.
-COMPARISONS = frozenset({"Equal", "NotEqual", "Less", "LessEqual", "LessOrEqual"}) | {
-    *("Greater", "GreaterEqual", "GreaterOrEqual"),
-}
-KEEPING_OPS = frozenset({"Cast", "ExpandDims", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
+COMPARISONS = find_ops(Fact.COMPARISON)
+KEEPING_OPS = find_ops(Fact.MOVEMENT) - find_ops(Fact.CONCAT) | {"Cast"}
 
 _Result = TypeVar("_Result")
 Sizes = Mapping[str, tuple[int, ...]]

@@ -7,6 +7,7 @@ import numpy as np
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, Shape
+from quantkit.ops.table import Fact, find_ops
 
 KERNEL_ERRORS = (
     *(ValueError, LookupError, TypeError, AttributeError, OverflowError, ZeroDivisionError),
@@ -14,16 +15,7 @@ KERNEL_ERRORS = (
 )
 # Ops of both dialects that copy NaN, or compute the same from it in all runtimes. Other ops order values (ArgMax,
 # ReduceMax, TopK, Relu) or convert them to integers, which each kernel of a runtime does in its own way for NaN.
-NAN_OPS = frozenset(
-    {
-        *("Add", "AddN", "AddV2", "Div", "Mul", "Neg", "RealDiv", "Sqrt", "Sub"),
-        *("IsFinite", "IsInf", "IsNaN", "IsNan", "Equal", "Where", "Select", "SelectV2"),
-        *("BroadcastTo", "Concat", "ConcatV2", "Constant", "ConstantOfShape", "Expand", "ExpandDims", "Fill"),
-        *("Flatten", "Gather", "GatherND", "GatherNd", "GatherV2", "Identity", "Pack", "Pad", "PadV2", "Reshape"),
-        *("Slice", "Split", "SplitV", "Squeeze", "StridedSlice", "Tile", "Transpose", "Trilu", "Unpack", "Unsqueeze"),
-        *("OnesLike", "Rank", "Shape", "ShapeN", "Size", "StopGradient", "ZerosLike"),
-    }
-)
+NAN_OPS = find_ops(Fact.EXACT_NAN)
 
 
 def kernel_error(node: Node, inputs: Sequence[Array | None], error: Exception) -> GraphError:

@@ -11,6 +11,7 @@ import numpy as np
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, Tensor
+from quantkit.ops.table import LAYER, find_ops
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ _CONVOLUTION_AXES: Mapping[str, tuple[int, ...]] = {
     "DepthwiseConv2dNative": (2, 3),
     "Conv2DBackpropInput": (2,),
 }
-LAYER_OPS = frozenset({*_CONVOLUTION_AXES, "MatMul"})
+LAYER_OPS = find_ops(LAYER, "tensorflow")
 
 
 def find_layer(node: Node) -> Layer | None:

@@ -13,22 +13,9 @@ from math import prod
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
-SHARING = frozenset(
-    {
-        *("CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"),
-        *("Dropout", "Flatten", "Unsqueeze"),
-    }
-)
-IN_PLACE = frozenset(
-    {
-        *("Add", "AddN", "AddV2", "BiasAdd", "Div", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"),
-        *("Abs", "Elu", "Exp", "LeakyRelu", "Log", "Neg", "Relu", "Relu6", "Rsqrt", "Selu", "Sigmoid", "Softmax"),
-        *("Sqrt", "Square", "Tanh", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
-        *("BatchNormWithGlobalNormalization", "BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "PRelu"),
-    }
-)
 # Element types of ONNX outputs that differ from the type of the first input.
 ONNX_DTYPES = {"DequantizeLinear": DType.FLOAT, "Shape": DType.INT64, "ArgMax": DType.INT64, "ConvInteger": DType.INT32}
 
@@ -72,6 +59,7 @@ def peak_memory(graph: Graph, shapes: Mapping[Edge, Shape], stated: Mapping[Edge
     last_use = {buffers[edge]: step for step, node in enumerate(order) for edge in node.inputs if edge in buffers}
     last_use |= {buffers[edge]: len(order) for edge in graph.outputs if edge in buffers}
     live: dict[Edge, int] = {}
+    in_place = find_ops(Fact.IN_PLACE, graph.dialect)
     current, peak, peak_node, num_unknown = 0, 0, "", 0
     for step, node in enumerate(order):
         ending = {buffers[edge] for edge in node.inputs if edge in buffers and last_use[buffers[edge]] == step}
@@ -79,7 +67,7 @@ def peak_memory(graph: Graph, shapes: Mapping[Edge, Shape], stated: Mapping[Edge
             dtype = dtypes.get(edge.node) if dtypes is not None else _dtype(node, edge.port)
             size = _num_bytes(dtype, shapes.get(edge))
             num_unknown += size is None
-            reused = next((buffer for buffer in ending if node.op in IN_PLACE and live.get(buffer) == size), None)
+            reused = next((buffer for buffer in ending if node.op in in_place and live.get(buffer) == size), None)
             if reused is not None:
                 current -= live.pop(reused)
             live[edge] = size or 0
@@ -109,9 +97,10 @@ def _buffers(graph: Graph, order: list[Node]) -> dict[Edge, Edge]:
     edges |= dict.fromkeys(edge for edge in graph.outputs if edge.node in nodes)
     position = {node.name: number for number, node in enumerate(order)}
     buffers: dict[Edge, Edge] = {}
+    views = find_ops(Fact.VIEW, graph.dialect)
     for edge in sorted(edges, key=lambda edge: (position[edge.node], edge.port)):
         node = nodes[edge.node]
-        is_shared = node.op in SHARING and node.name not in graph.input_names and node.inputs
+        is_shared = node.op in views and node.name not in graph.input_names and node.inputs
         buffers[edge] = buffers.get(node.inputs[0], edge) if is_shared else edge
     return buffers
 

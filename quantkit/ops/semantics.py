@@ -6,35 +6,27 @@
 from collections.abc import Mapping
 
 from quantkit.ir.graph import Graph
-from quantkit.ops.layers import LAYER_OPS
+from quantkit.ops.table import LAYER, Fact, find_ops
 
-ADD_OPS = frozenset({"Add", "AddV2"})
-CONCAT_OPS = frozenset({"Concat", "ConcatV2"})
-AVERAGE_OPS = frozenset({"AvgPool", "Mean"})
-CALL_OPS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-IF_OPS = frozenset({"If", "StatelessIf"})
-CASE_OPS = frozenset({"Case", "StatelessCase"})
-LOOP_OPS = frozenset({"While", "StatelessWhile"})
+ADD_OPS = find_ops(Fact.ADDITION, "tensorflow")
+CONCAT_OPS = find_ops(Fact.CONCAT, "tensorflow")
+CALL_OPS = find_ops(Fact.CALL, "tensorflow")
+IF_OPS = find_ops(Fact.IF, "tensorflow")
+CASE_OPS = find_ops(Fact.CASE, "tensorflow")
+LOOP_OPS = find_ops(Fact.LOOP, "tensorflow")
 
 # Elementwise activations without other inputs.
-ACTIVATION_OPS = frozenset({"Relu", "Relu6", "Elu", "Selu", "LeakyRelu", "Sigmoid", "Tanh", "Softplus"})
+ACTIVATION_OPS = find_ops(Fact.ACTIVATION, "tensorflow")
 
 # Quantization: layers of fused patterns, and the activations that the kernel of a layer can compute.
-PATTERN_LAYER_OPS = LAYER_OPS - {"Conv2DBackpropInput"}
-FUSED_ACTIVATION_OPS = frozenset({"Relu", "Relu6"})
-# Ops whose output values are a selection of their input values.
-COPY_OPS = FUSED_ACTIVATION_OPS | {"MaxPool", "Reshape", "Squeeze", "ExpandDims", "Pad", "MirrorPad", "Identity"}
-# Ops that keep the quantization parameters of their inputs.
-PASS_THROUGH_OPS = CONCAT_OPS | AVERAGE_OPS | COPY_OPS
+PATTERN_LAYER_OPS = find_ops(LAYER, "tensorflow") - find_ops(Fact.UNFUSED, "tensorflow")
+FUSED_ACTIVATION_OPS = find_ops(Fact.FUSED, "tensorflow")
 # Reasons why op types stay float.
 FLOAT_REASONS: Mapping[str, str] = {
     "Softmax": "small probabilities would quantize to zero",
     "Conv2DBackpropInput": "no runtime has a faster int8 kernel for this op type",
+    **dict.fromkeys(find_ops(Fact.BATCH_NORM, "tensorflow"), "BatchNorm is not folded: run fold_batch_norms first"),
     "BatchNormWithGlobalNormalization": "BatchNorm is not folded: run fold_old_batch_norms first",
-    **dict.fromkeys(
-        ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
-        "BatchNorm is not folded: run fold_batch_norms first",
-    ),
     "BiasAdd": "the layer is float",
     "CheckNumerics": "identity at inference: remove it with remove_nodes(op=CheckNumerics)",
 }

@@ -19,11 +19,11 @@ Rule = TypeVar("Rule")
 class Rules(dict[str, Rule]):
     """Rules by op type."""
 
-    def rule(self, ops: str) -> Callable[[Rule], Rule]:
-        """Register a rule for op types separated by spaces."""
+    def rule(self, *ops: str) -> Callable[[Rule], Rule]:
+        """Register a rule for op types; a text may have several separated by spaces."""
 
         def register(rule: Rule) -> Rule:
-            self.update(dict.fromkeys(ops.split(), rule))
+            self.update(dict.fromkeys(" ".join(ops).split(), rule))
             return rule
 
         return register

@@ -10,6 +10,7 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ops.table import Fact, find_ops
 
 
 class NotVectorizableError(Exception):
@@ -137,24 +138,15 @@ class BatchedBody:
 
 Rule = Callable[[BatchedBody, Node], None]
 
-_UNARY = (
-    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Bitcast", "Cast", "Ceil", "CheckNumerics", "Cos"),
-    *("Cosh", "DecodeBase64", "DecodeRaw", "Digamma", "Elu", "EncodeBase64", "Erf", "Erfc", "Exp", "Expm1"),
-    *("Floor", "Identity", "Invert", "IsFinite", "IsInf", "IsNan", "LeakyRelu", "Log", "Log1p", "LogicalNot"),
-    *("Neg", "OnesLike", "PreventGradient", "Reciprocal", "Relu", "Relu6", "Rint", "Round", "Rsqrt", "Selu"),
-    *("Sigmoid", "Sign", "Sin", "Sinh", "Snapshot", "Softplus", "Softsign", "Sqrt", "Square", "StopGradient"),
-    *("StringLength", "StringLower", "StringStrip", "StringToHashBucket", "StringToHashBucketFast"),
-    *("StringToHashBucketStrong", "StringToNumber", "StringUpper", "StaticRegexReplace", "StaticRegexFullMatch"),
-    *("Tan", "Tanh", "ZerosLike", "RegexFullMatch", "AsString", "HSVToRGB", "RGBToHSV"),
-)
+# Ops on strings and pixels, which do not look at other elements either.
+_UNARY = find_ops(Fact.UNARY, "tensorflow") | {
+    *("AsString", "Bitcast", "DecodeBase64", "DecodeRaw", "EncodeBase64", "HSVToRGB", "RGBToHSV", "RegexFullMatch"),
+    *("StaticRegexFullMatch", "StaticRegexReplace", "StringLength", "StringLower", "StringStrip", "StringUpper"),
+    *("StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong", "StringToNumber"),
+}
 # Elementwise, with the broadcasting of NumPy.
-_BROADCASTING = (
-    *("Add", "AddV2", "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "DivNoNan", "Equal", "FloorDiv"),
-    *("FloorMod", "Greater", "GreaterEqual", "LeftShift", "Less", "LessEqual", "LogicalAnd", "LogicalOr"),
-    *("Maximum", "Minimum", "Mod", "Mul", "MulNoNan", "NotEqual", "Pow", "RealDiv", "RightShift", "SelectV2"),
-    *("SquaredDifference", "Sub", "TruncateDiv", "TruncateMod", "Xdivy", "Xlogy"),
-)
-_REDUCTIONS = ["All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum"]
+_BROADCASTING = find_ops(Fact.BINARY, "tensorflow") | {"SelectV2"}
+_REDUCTIONS = find_ops(Fact.REDUCTION, "tensorflow")
 
 
 def _same(body: BatchedBody, node: Node) -> None:

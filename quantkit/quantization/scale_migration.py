@@ -22,6 +22,7 @@ from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
+from quantkit.ops.table import Fact, find_ops
 from quantkit.quantization.calibration import open_calibration_session
 from quantkit.quantization.calibration.observation import channels_first_edges, tensor_name
 from quantkit.quantization.observers import create_observer
@@ -32,9 +33,9 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.significant_bits import round_range, round_scales
 
 Floats = npt.NDArray[np.float64]
-PRODUCTS = ("MatMul", "Gemm")
+PRODUCTS = find_ops(Fact.PRODUCT, "onnx")
 # Ops with f(x / s) = f(x) / s for s > 0.
-HOMOGENEOUS_OPS = ("Relu", "LeakyRelu", "PRelu", "Identity")
+HOMOGENEOUS_OPS = find_ops(Fact.HOMOGENEOUS, "onnx")
 # Ratio of the largest channel to the median one from which a migration is worth a trial.
 MIN_RATIO = 2.0
 # Largest factor between the scales of a channel and of the median channel.

@@ -19,6 +19,7 @@ import numpy as np
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.table import Fact, find_ops
 
 # A single element may differ by this factor more than all elements together.
 MAX_FACTOR = 20.0
@@ -31,27 +32,6 @@ ULP: Mapping[DType, float] = {
     DType.FLOAT: 2.0**-23,
     DType.DOUBLE: 2.0**-52,
 }
-_ELEMENTWISE = frozenset({"Add", "AddV2", "BiasAdd", "Div", "Mul", "RealDiv", "Sub", "Sum"})
-_MOVEMENT = frozenset(
-    {
-        *("BroadcastTo", "Concat", "ConcatV2", "Expand", "ExpandDims", "Flatten", "Gather", "GatherV2", "Identity"),
-        *("Pack", "Reshape", "Slice", "Split", "Squeeze", "StridedSlice", "Tile", "Transpose", "Unsqueeze"),
-    }
-)
-# Ops that are smooth in their constants. Others select, compare or count, as a Resize by its scales.
-_SMOOTH = _ELEMENTWISE | {
-    *("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "BatchNormalization", "BatchNormWithGlobalNormalization"),
-    *("Conv", "Conv2D", "Conv2DBackpropInput", "ConvTranspose", "DepthwiseConv2dNative", "Einsum", "FusedBatchNorm"),
-    *("FusedBatchNormV2", "FusedBatchNormV3", "GRU", "Gemm", "GroupNormalization", "InstanceNormalization", "LSTM"),
-    *("LayerNormalization", "MatMul", "PRelu", "RMSNormalization", "RNN", "Reciprocal", "Rsqrt", "Sqrt"),
-}
-# Ops that hide changes of their input: saturated probabilities, clamped and rounded values, decisions.
-_HIDING = frozenset(
-    {
-        *("ArgMax", "ArgMin", "Cast", "Ceil", "Clip", "Equal", "Floor", "Greater", "HardSigmoid", "Hardmax", "Less"),
-        *("LogSoftmax", "Relu", "Relu6", "Round", "Sigmoid", "Sign", "Softmax", "Tanh", "TopK", "TopKV2"),
-    }
-)
 MAX_LAST_OPS = 16
 # Element types of ONNX attributes.
 _ONNX_FLOATS, _ONNX_DOUBLE = (1, 10, 16), 11
@@ -64,6 +44,7 @@ def last_inputs(before: Graph, after: Graph) -> dict[str, tuple[Edge, Edge]]:
     """
     edges: dict[str, tuple[Edge, Edge]] = {}
     pairs, visited = list(zip(before.outputs, after.outputs, strict=False)), set()
+    visible, hiding = find_ops(Fact.MOVEMENT | Fact.ARITHMETIC), find_ops(Fact.HIDING)
     while pairs and len(edges) < MAX_LAST_OPS:
         pair = pairs.pop()
         first, second = before.nodes.get(pair[0].node), after.nodes.get(pair[1].node)
@@ -73,8 +54,8 @@ def last_inputs(before: Graph, after: Graph) -> dict[str, tuple[Edge, Edge]]:
         if first.name in before.input_names or not first.inputs or not second.inputs:
             continue
         source = first.inputs[0].node
-        if first.op not in _HIDING:
-            pairs += zip(first.inputs, second.inputs, strict=False) if first.op in _MOVEMENT | _ELEMENTWISE else ()
+        if first.op not in hiding:
+            pairs += zip(first.inputs, second.inputs, strict=False) if first.op in visible else ()
         elif source not in before.input_names and not before[source].is_constant:
             edges[f"the input of {first.op} {first.name!r}"] = first.inputs[0], second.inputs[0]
     return edges
@@ -109,10 +90,11 @@ def move_constants(graph: Graph, seed: int, names: frozenset[str] | None = None,
     """
     random = np.random.default_rng(seed)
     is_smooth: dict[str, bool] = {}
+    smooth, movement = find_ops(Fact.SMOOTH), find_ops(Fact.MOVEMENT)
     for name in reversed(graph.order):
         consumers = [use.node for use in graph.node_uses.get(name, ()) if use.slot >= 0]
         is_smooth[name] = bool(consumers) and all(
-            node.op in _SMOOTH or (node.op in _MOVEMENT and is_smooth[node.name]) for node in consumers
+            node.op in smooth or (node.op in movement and is_smooth[node.name]) for node in consumers
         )
     nodes = dict(graph.nodes)
     for name in sorted(graph.nodes if names is None else names):

@@ -9,6 +9,7 @@ from quantkit.ir.tensor import DType
 from quantkit.model import Model
 from quantkit.model.model import tensor_info
 from quantkit.ops.semantics import is_quantized
+from quantkit.ops.table import Fact, find_ops
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.estimate import QuantizationEstimate
 from quantkit.quantization.workflow.options import DEFAULT_TARGET
@@ -16,7 +17,7 @@ from quantkit.recipes import Recipe, parse, run
 from quantkit.recipes.named import find_recipe
 from quantkit.recipes.workflow import fit_recipe
 
-BATCH_NORMS = frozenset({"BatchNormWithGlobalNormalization", "FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+BATCH_NORMS = find_ops(Fact.BATCH_NORM, "tensorflow")
 NO_OPS = frozenset({"Identity", "CheckNumerics", "StopGradient"})
 ONNX_NO_OPS = frozenset({"Identity", "Dropout"})
 ONNX_RECIPE = "remove_nodes(op=Identity, op=Dropout, max_inputs=3) merge_duplicate_nodes strip_unused_nodes"

@@ -105,6 +105,7 @@ IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
         {},
     ),
     "global_average": ([node("y", "GlobalAveragePool", "x")], {}),
+    "selu": ([node("y", "Selu", "x")], {}),
     "global_then_flat": (
         [node("p", "GlobalAveragePool", "x"), node("f", "Flatten", "p"), node("y", "Gemm", "f", "w", "b", transB=1)],
         {"w": weights(3, 4), "b": weights(3)},
@@ -236,6 +237,7 @@ def test_matrix_ops_have_equal_outputs(nodes: list[Node], constants: dict[str, A
     [
         ([node("y", "NonZero", "x")], {}, "the op is not supported"),
         ([node("y", "Elu", "x", alpha=0.5)], {}, "Elu requires alpha = 1"),
+        ([node("y", "Selu", "x", gamma=1.0)], {}, "Selu requires gamma = 1.050701"),
         ([node("y", "AveragePool", "x", kernel_shape=(3, 3), pads=(0, 0, 2, 2))], {}, "excludes its padding"),
         ([node("a", "Abs", "x"), node("y", "Conv", "x", "a")], {}, "the weights must be constant"),
         ([node("y", "Split", "x", axis=0)], {}, "the sizes of the outputs are unknown"),

@@ -12,16 +12,13 @@ from quantkit.formats.onnx import DIALECT
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops import macs
-from quantkit.ops.memory import IN_PLACE
 from quantkit.ops.onnx import shapes as onnx
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.ops.table import Fact, find_ops
 from quantkit.runtimes.session import OpTime
 
 # Ops with one data input that belong to the layer that computes it.
-_FOLLOWERS = (IN_PLACE - {"Softmax"}) | {
-    *("CheckNumerics", "Dropout", "Identity", "StopGradient"),
-    *("DequantizeLinear", "QuantizeLinear"),
-}
+_FOLLOWERS = find_ops(Fact.IN_PLACE | Fact.IDENTITY) - {"Softmax"} | {"DequantizeLinear", "QuantizeLinear"}
 # Suffix of the scopes of the classic quantize_nodes transform.
 _SCOPE_SUFFIX = re.compile(r"_eightbit$")
 

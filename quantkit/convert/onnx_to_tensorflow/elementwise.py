@@ -9,37 +9,20 @@ import numpy as np
 
 from quantkit.convert.layouts import TO_NHWC, transpose_tensor
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
-from quantkit.convert.tensorflow_to_onnx.elementwise import UNARY as TO_ONNX
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Array, Tensor
+from quantkit.ops.kernels.elementwise import SELU_ALPHA, SELU_SCALE
+from quantkit.ops.table import Fact, find_names, find_ops
 
-# Inverse of the table for ONNX, without boolean results, and without Selu (alpha and gamma are fixed).
-UNARY = {"Reciprocal": "Reciprocal"} | {
-    onnx_op: op for op, onnx_op in TO_ONNX.items() if onnx_op not in ("IsInf", "IsNaN", "Not", "Selu")
-}
-BINARY = {
-    "Add": "AddV2",
-    "Div": "RealDiv",
-    "Max": "Maximum",
-    "Mean": "AddV2",
-    "Min": "Minimum",
-    "Mul": "Mul",
-    "Pow": "Pow",
-    "Sub": "Sub",
-    "Sum": "AddV2",
-}
-COMPARISONS = {
-    "And": "LogicalAnd",
-    "Equal": "Equal",
-    "Greater": "Greater",
-    "GreaterOrEqual": "GreaterEqual",
-    "Less": "Less",
-    "LessOrEqual": "LessEqual",
-    "Or": "LogicalOr",
-    "Xor": "NotEqual",
-}
-PREDICATES = {"IsInf": "IsInf", "IsNaN": "IsNan", "Not": "LogicalNot"}
+_BOOLEAN = find_ops(Fact.BOOLEAN, "onnx")
+_UNARY, _BINARY = find_names(Fact.UNARY, "onnx"), find_names(Fact.BINARY, "onnx")
+UNARY = {"Reciprocal": "Reciprocal"} | {op: _UNARY[op] for op in _UNARY.keys() - _BOOLEAN}
+# Attributes of ONNX ops that TensorFlow fixes.
+FIXED_ATTRS = {"Elu": {"alpha": 1.0}, "Selu": {"alpha": SELU_ALPHA, "gamma": SELU_SCALE}}
+PREDICATES = {op: _UNARY[op] for op in _UNARY.keys() & _BOOLEAN}
+BINARY = {"Mean": "AddV2", "Sum": "AddV2"} | {op: _BINARY[op] for op in _BINARY.keys() - _BOOLEAN}
+COMPARISONS = {"Xor": "NotEqual"} | {op: _BINARY[op] for op in _BINARY.keys() & _BOOLEAN}
 
 
 def _input_layout(translator: OnnxTranslator, node: Node) -> str:
@@ -48,8 +31,10 @@ def _input_layout(translator: OnnxTranslator, node: Node) -> str:
 
 @converts(" ".join(UNARY))
 def _unary(translator: OnnxTranslator, node: Node) -> None:
-    if node.op == "Elu" and node.attrs.get("alpha", 1.0) != 1.0:
-        raise conversion_error(node, "Elu requires alpha = 1")
+    for name, value in FIXED_ATTRS.get(node.op, {}).items():
+        stated: Any = node.attrs.get(name, value)
+        if not math.isclose(stated, value, rel_tol=1e-6):
+            raise conversion_error(node, f"{node.op} requires {name} = {value:.7g}")
     layout = _input_layout(translator, node)
     translator.emit_typed(node, UNARY[node.op], [translator.in_layout(node.inputs[0], layout)], layout)
 

@@ -17,61 +17,10 @@ from quantkit.convert.tensorflow_to_onnx.translator import (
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Tensor
 from quantkit.ops.onnx.types import NUMBERS
+from quantkit.ops.table import Fact, find_names
 
-UNARY = {
-    "Abs": "Abs",
-    "Acos": "Acos",
-    "Acosh": "Acosh",
-    "Asin": "Asin",
-    "Asinh": "Asinh",
-    "Atan": "Atan",
-    "Atanh": "Atanh",
-    "Ceil": "Ceil",
-    "Cos": "Cos",
-    "Cosh": "Cosh",
-    "Elu": "Elu",
-    "Erf": "Erf",
-    "Exp": "Exp",
-    "Floor": "Floor",
-    "IsInf": "IsInf",
-    "IsNan": "IsNaN",
-    "Log": "Log",
-    "LogicalNot": "Not",
-    "Neg": "Neg",
-    "Relu": "Relu",
-    "Rint": "Round",
-    "Round": "Round",
-    "Selu": "Selu",
-    "Sigmoid": "Sigmoid",
-    "Sign": "Sign",
-    "Sin": "Sin",
-    "Sinh": "Sinh",
-    "Softplus": "Softplus",
-    "Softsign": "Softsign",
-    "Sqrt": "Sqrt",
-    "Tan": "Tan",
-    "Tanh": "Tanh",
-}
-BINARY = {
-    "Add": "Add",
-    "AddV2": "Add",
-    "BiasAddV1": "Add",
-    "Div": "Div",
-    "Equal": "Equal",
-    "Greater": "Greater",
-    "GreaterEqual": "GreaterOrEqual",
-    "Less": "Less",
-    "LessEqual": "LessOrEqual",
-    "LogicalAnd": "And",
-    "LogicalOr": "Or",
-    "Maximum": "Max",
-    "Minimum": "Min",
-    "Mul": "Mul",
-    "Pow": "Pow",
-    "RealDiv": "Div",
-    "Sub": "Sub",
-    "TruncateDiv": "Div",
-}
+UNARY = find_names(Fact.UNARY, "tensorflow")
+BINARY = {**find_names(Fact.BINARY, "tensorflow"), "BiasAddV1": "Add", "TruncateDiv": "Div"}
 IDENTITY_OPS = (
     "Identity IdentityN EnsureShape StopGradient CheckNumerics PreventGradient Snapshot PlaceholderWithDefault"
 )

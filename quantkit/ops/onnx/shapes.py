@@ -13,6 +13,7 @@ from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops.macs import count_einsum_macs
 from quantkit.ops.onnx.kernels.movement import slice_of
 from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
+from quantkit.ops.table import CONTROL_FLOW, Fact, find_ops
 
 RULES: Rules[ShapeRule] = Rules()
 
@@ -30,9 +31,9 @@ def is_stateful(op: str) -> bool | None:
 
 def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     """Return the MACs of a node; None if a shape is unknown or impossible, or the op runs subgraphs."""
-    if node.op in ("If", "Loop", "Scan"):
+    if node.op in find_ops(CONTROL_FLOW, "onnx"):
         return None
-    if node.op in _RECURRENT:
+    if node.op in find_ops(Fact.RECURRENT, "onnx"):
         return _count_recurrent_macs(node, shapes)
     if node.op == "Einsum":
         equation: Any = node.attrs["equation"]
@@ -71,7 +72,6 @@ def _count_recurrent_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | Non
     return math.prod(sequence.sizes[:2]) * (math.prod(weights.sizes) + math.prod(recurrent.sizes))
 
 
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 # Input index of the weights.
 _WEIGHTS = {
     "Attention": 1,
@@ -106,14 +106,11 @@ def _has_unknown(node: Node, constants: Mapping[int, Tensor], slot: int) -> bool
 
 
 @RULES.rule(
-    "Identity Relu LeakyRelu ThresholdedRelu Elu Selu Celu Sigmoid HardSigmoid HardSwish Tanh Softmax LogSoftmax "
-    "Hardmax Softplus Softsign Gelu Mish Swish Shrink Abs Neg Exp Log Sqrt Reciprocal Floor Ceil Round Cast CastLike "
-    "Clip Erf Sign Not BitwiseNot Sin Cos Tan Sinh Cosh Asin Acos Atan Asinh Acosh Atanh IsNaN IsInf LRN "
-    "BatchNormalization InstanceNormalization LayerNormalization GroupNormalization RMSNormalization "
-    "MeanVarianceNormalization LpNormalization QuantizeLinear DequantizeLinear CumSum CumProd BitCast Trilu EyeLike "
-    "TensorScatter Scatter ScatterElements ScatterND ReverseSequence RandomNormalLike RandomUniformLike Bernoulli "
-    "RotaryEmbedding com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.QuickGelu com.microsoft.BiasGelu "
-    "com.microsoft.SkipLayerNormalization com.microsoft.QuantizeLinear com.microsoft.DequantizeLinear"
+    "Softmax LogSoftmax Hardmax CastLike MeanVarianceNormalization QuantizeLinear DequantizeLinear CumSum CumProd "
+    "BitCast Trilu EyeLike TensorScatter Scatter ScatterElements ScatterND ReverseSequence RandomNormalLike "
+    "RandomUniformLike Bernoulli RotaryEmbedding com.microsoft.BiasGelu com.microsoft.SkipLayerNormalization "
+    "com.microsoft.QuantizeLinear com.microsoft.DequantizeLinear",
+    *find_ops(Fact.UNARY | Fact.BATCH_NORM | Fact.NORMALIZATION, "onnx"),
 )
 def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return shapes[:1]
@@ -141,10 +138,7 @@ def _constant(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tenso
     return [SCALAR if {"value_float", "value_int", "value_string"} & node.attrs.keys() else UNKNOWN]
 
 
-@RULES.rule(
-    "Add Sub Mul Div Pow Max Min Mean Sum Mod And Or Xor Greater GreaterOrEqual Less LessOrEqual Equal Where PRelu "
-    "BitShift BitwiseAnd BitwiseOr BitwiseXor"
-)
+@RULES.rule("Where", *find_ops(Fact.BINARY, "onnx"))
 def _broadcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims: Dims = ()
     for shape in shapes:
@@ -298,9 +292,7 @@ def _unsqueeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
     return [Shape(tuple(1 if axis in axes else next(rest) for axis in range(rank)))]
 
 
-@RULES.rule(
-    "ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp"
-)
+@RULES.rule(*find_ops(Fact.REDUCTION, "onnx"))
 def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
     values = _integers(node, "axes", constants, 1)

@@ -5,6 +5,7 @@ from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.table import CONTROL_FLOW, Fact, find_ops
 
 # Element types by their number in `TensorProto.DataType`.
 DTYPES = {
@@ -31,11 +32,8 @@ DTYPES = {
 }
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
-_BOOLEAN = frozenset(
-    {"And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"}
-    | {"RegexFullMatch"}
-)
-_INT64 = frozenset({"ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "Shape", "Size"})
+_BOOLEAN = find_ops(Fact.BOOLEAN, "onnx") | {"RegexFullMatch"}
+_INT64 = find_ops(Fact.INDEX, "onnx")
 # Ops whose first output has the element type of a later input.
 _TYPE_INPUT = {"CastLike": 1, "DequantizeLinear": 1, "OneHot": 2, "QLinearConv": 7, "QLinearMatMul": 7, "Where": 1}
 # Ops with an attribute that gives the element type as a number, and the type if the attribute is absent.
@@ -63,7 +61,7 @@ _LATER = {
     "Unique": (DType.INT64, DType.INT64, DType.INT64),
 }
 # Ops of the standard domain whose element types depend on subgraphs, or that have no tensor type.
-_UNTYPED = frozenset(["If", "Loop", "Scan", "Optional", "OptionalGetElement", "StringSplit", "TfIdfVectorizer"])
+_UNTYPED = find_ops(CONTROL_FLOW, "onnx") | {"Optional", "OptionalGetElement", "StringSplit", "TfIdfVectorizer"}
 
 
 def infer_types(graph: Graph, known_types: Mapping[Edge, DType] | None = None) -> Mapping[Edge, DType]:

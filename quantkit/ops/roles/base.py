@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, Shape, Tensor
 from quantkit.ops.layers import Layer
+from quantkit.ops.table import LAYER, Fact, find_ops
 
 
 class Roles(ABC):
@@ -32,24 +33,31 @@ class Roles(ABC):
         float_reasons: reasons why op types stay float.
     """
 
-    weights_ops: frozenset[str]
-    layer_ops: frozenset[str]
-    quantized_output_ops: frozenset[str]
-    bias_ops: frozenset[str]
-    sum_ops: frozenset[str]
-    sum_layer_ops: frozenset[str]
-    concat_ops: frozenset[str]
-    average_ops: frozenset[str]
-    pass_through_ops: frozenset[str]
-    elementwise_ops: frozenset[str]
-    selection_ops: frozenset[str]
+    dialect: str
     non_growing_ops: frozenset[str]
     view_ops: frozenset[str]
-    activation_ops: frozenset[str]
-    nonnegative_ops: frozenset[str]
-    amplifying_ops: frozenset[str]
-    source_ops: frozenset[str]
     float_reasons: Mapping[str, str]
+
+    def __init__(self) -> None:
+        self.layer_ops = self.find(LAYER) - self.find(Fact.UNFUSED)
+        self.weights_ops = self.find(LAYER | Fact.RECURRENT | Fact.LOOKUP)
+        self.quantized_output_ops = self.find(Fact.INT8_OUTPUT)
+        self.bias_ops = self.find(Fact.ADDITION | Fact.BIAS)
+        self.sum_ops = self.find(Fact.ADDITION)
+        self.sum_layer_ops = self.find(Fact.SUM_LAYER)
+        self.concat_ops = self.find(Fact.CONCAT)
+        self.average_ops = self.find(Fact.AVERAGE)
+        self.pass_through_ops = self.find(Fact.PASS_THROUGH)
+        self.elementwise_ops = self.find(Fact.REQUANTIZING)
+        self.selection_ops = self.find(Fact.SELECTION)
+        self.activation_ops = self.find(Fact.FUSED)
+        self.nonnegative_ops = self.find(Fact.NONNEGATIVE)
+        self.amplifying_ops = self.find(Fact.AMPLIFYING)
+        self.source_ops = self.find(Fact.SOURCE)
+
+    def find(self, facts: Fact) -> frozenset[str]:
+        """Return the op types of the dialect with one of some facts."""
+        return find_ops(facts, self.dialect)
 
     def is_valid(self, node: Node) -> bool:
         """Return True if a node has the inputs that its role needs; other nodes stay float."""

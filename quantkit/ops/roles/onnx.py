@@ -10,38 +10,15 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX, Layer
 from quantkit.ops.roles.base import Roles
+from quantkit.ops.table import ANY_CONVOLUTION, CONTROL_FLOW, Fact, find_ops
 
 BIAS_INDEX = 2
 # Layers whose kernels add an int32 bias.
 INTEGER_BIAS_OPS = frozenset({"Conv", "Gemm"})
-CONVOLUTION_OPS = frozenset({"Conv", "ConvTranspose"})
-RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
-CONTROL_FLOW_OPS = frozenset({"If", "Loop", "Scan"})
-NORMALIZATION_OPS = frozenset(
-    {"LayerNormalization", "InstanceNormalization", "GroupNormalization", "LpNormalization", "RMSNormalization", "LRN"}
-)
-# Ops whose output values are a selection of the values of input 0.
-COPY_OPS = frozenset(
-    {
-        "MaxPool",
-        "Reshape",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "Slice",
-        "Gather",
-        "Split",
-        "Expand",
-        "Tile",
-        "DepthToSpace",
-        "Identity",
-    }
-)
-# Ops with an int8 kernel that has its own quantization parameters for each input and for the output.
-ELEMENTWISE_OPS = frozenset({"Add", "Mul", "Concat", "LeakyRelu"})
-# Such ops of a gated activation, x * gate(x): in int8 after layers whose outputs are int8 in any case.
-GATE_OPS = frozenset({"Sigmoid", "HardSwish"})
+CONVOLUTION_OPS = find_ops(ANY_CONVOLUTION, "onnx")
+RECURRENT_OPS = find_ops(Fact.RECURRENT, "onnx")
+CONTROL_FLOW_OPS = find_ops(CONTROL_FLOW, "onnx")
+GATE_OPS = find_ops(Fact.GATE, "onnx")
 # Ops without data of their input type at input 0: the data are input 1.
 _DATA_INDEX = {"Where": 1}
 # Least number of inputs, where it is not 1.
@@ -53,11 +30,8 @@ _REQUIRED_INPUTS = {
 _WEIGHTS_RANKS = {"Gemm": (2, 2), "Conv": (3, 8), "ConvTranspose": (3, 8), "MatMul": (2, 8)}
 # Op types with outputs of one type.
 _TYPES = {
-    **dict.fromkeys(("Shape", "Size", "NonZero", "ArgMax", "ArgMin"), DType.INT64),
-    **dict.fromkeys(
-        ["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"],
-        DType.BOOL,
-    ),
+    **dict.fromkeys(find_ops(Fact.INDEX, "onnx"), DType.INT64),
+    **dict.fromkeys(find_ops(Fact.BOOLEAN, "onnx"), DType.BOOL),
     "DequantizeLinear": DType.FLOAT,
 }
 
@@ -65,23 +39,11 @@ _TYPES = {
 class OnnxRoles(Roles):
     """Roles of ONNX ops; images have the layout NCHW."""
 
-    weights_ops = CONVOLUTION_OPS | RECURRENT_OPS | {"Gemm", "MatMul", "Gather"}
-    layer_ops = CONVOLUTION_OPS | {"Gemm", "MatMul"}
-    bias_ops = frozenset({"Add"})
-    sum_ops = frozenset({"Add"})
-    sum_layer_ops = frozenset({"Conv"})
-    concat_ops = frozenset({"Concat"})
-    average_ops = frozenset({"AveragePool"})
-    activation_ops = frozenset({"Relu", "Clip"})
-    elementwise_ops = ELEMENTWISE_OPS | GATE_OPS
-    selection_ops = frozenset({"Slice", "Gather", "Split"})
-    non_growing_ops = COPY_OPS - selection_ops - {"Expand", "Tile"} | average_ops
-    view_ops = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity"})
-    pass_through_ops = COPY_OPS | elementwise_ops | concat_ops | average_ops | activation_ops | {"Resize", "Upsample"}
-    nonnegative_ops = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Exp", "Abs", "Sqrt"})
-    quantized_output_ops = frozenset({"Conv"})
-    amplifying_ops = frozenset({"Log"})
-    source_ops = frozenset({"Constant", "Placeholder", "Absent"})
+    dialect = "onnx"
+    view_ops = find_ops(Fact.VIEW, "onnx") & find_ops(Fact.PASS_THROUGH, "onnx") | {"Transpose"}
+    non_growing_ops = find_ops(Fact.PASS_THROUGH, "onnx") - find_ops(
+        Fact.REQUANTIZING | Fact.SELECTION | Fact.REPETITION | Fact.FUSED, "onnx"
+    )
     float_reasons = MappingProxyType(
         {
             "Softmax": "small probabilities would quantize to zero",
@@ -90,7 +52,7 @@ class OnnxRoles(Roles):
             "GlobalAveragePool": "a global average costs little, and int8 would reduce its precision",
             **dict.fromkeys(RECURRENT_OPS, "no runtime has an int8 kernel for this op type: --weights-only stores it"),
             **dict.fromkeys(CONTROL_FLOW_OPS, "the nodes of its subgraphs stay float"),
-            **dict.fromkeys(NORMALIZATION_OPS, "normalization needs the precision of float"),
+            **dict.fromkeys(find_ops(Fact.NORMALIZATION, "onnx"), "normalization needs the precision of float"),
         }
     )
 

@@ -7,39 +7,17 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.ops.layers import LAYER_OPS, WEIGHTS_INDEX, Layer, broadcast_channels, find_layer
+from quantkit.ops.layers import WEIGHTS_INDEX, Layer, broadcast_channels, find_layer
 from quantkit.ops.roles.base import Roles
-from quantkit.ops.semantics import (
-    ADD_OPS,
-    AVERAGE_OPS,
-    CONCAT_OPS,
-    FLOAT_REASONS,
-    FUSED_ACTIVATION_OPS,
-    PASS_THROUGH_OPS,
-    PATTERN_LAYER_OPS,
-)
+from quantkit.ops.semantics import CONCAT_OPS, FLOAT_REASONS, FUSED_ACTIVATION_OPS
 
 
 class TensorFlowRoles(Roles):
     """Roles of TensorFlow ops; images have the layout NHWC."""
 
-    weights_ops = LAYER_OPS
-    layer_ops = PATTERN_LAYER_OPS
-    quantized_output_ops = frozenset()
-    bias_ops = ADD_OPS | {"BiasAdd"}
-    sum_ops = ADD_OPS
-    sum_layer_ops = PATTERN_LAYER_OPS
-    concat_ops = CONCAT_OPS
-    average_ops = AVERAGE_OPS
-    pass_through_ops = PASS_THROUGH_OPS
-    elementwise_ops = frozenset()
-    selection_ops = frozenset()
+    dialect = "tensorflow"
     non_growing_ops = frozenset()
     view_ops = frozenset()
-    activation_ops = FUSED_ACTIVATION_OPS
-    nonnegative_ops = frozenset({"Sigmoid", "Softmax"})
-    amplifying_ops = frozenset({"Log", "Log1p"})
-    source_ops = frozenset({"Const", "Placeholder", "NoOp"})
     float_reasons = FLOAT_REASONS
 
     def is_valid(self, node: Node) -> bool:

@@ -11,6 +11,7 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.kernels import evaluate
 from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
+from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute, op_names, output_dtypes
 
 RULES: Rules[ShapeRule] = Rules()
@@ -19,12 +20,10 @@ UNKNOWN_SIZES = (1, 997)
 
 
 @RULES.rule(
-    "Identity CheckNumerics StopGradient Relu Relu6 Elu Selu LeakyRelu Sigmoid Tanh Softmax LogSoftmax Softplus Abs "
-    "Neg Exp Log Sqrt Rsqrt Square Floor Ceil Round Cast BiasAdd LRN ZerosLike OnesLike FakeQuantWithMinMaxVars "
-    "FakeQuantWithMinMaxArgs Erf Erfc Sign LogicalNot PlaceholderWithDefault Dequantize Softsign Reciprocal Inv Expm1 "
-    "Log1p Sin Cos Tan Sinh Cosh Asin Acos Atan Asinh Acosh Atanh Rint IsFinite IsInf IsNan Cumsum ClipByValue "
-    "ReverseV2 ReverseSequence TensorScatterUpdate TensorScatterAdd TensorScatterSub AddN BiasAddV1 Roll "
-    "InvertPermutation MatrixBandPart MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3"
+    "Softmax LogSoftmax BiasAdd LRN FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs PlaceholderWithDefault Dequantize "
+    "Cumsum ClipByValue ReverseV2 ReverseSequence TensorScatterUpdate TensorScatterAdd TensorScatterSub AddN BiasAddV1 "
+    "Roll InvertPermutation MatrixBandPart MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
+    *find_ops(Fact.UNARY, "tensorflow"),
 )
 def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return shapes[:1]
@@ -65,11 +64,7 @@ def _const(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
     return [Shape(node.value.shape)]
 
 
-@RULES.rule(
-    "Add AddV2 Sub Mul Div RealDiv Maximum Minimum Pow SquaredDifference FloorDiv FloorMod Greater GreaterEqual Less "
-    "LessEqual Equal NotEqual LogicalAnd LogicalOr TruncateDiv TruncateMod Mod Atan2 DivNoNan MulNoNan Xdivy "
-    "QuantizedAdd QuantizedMul"
-)
+@RULES.rule("QuantizedAdd QuantizedMul", *find_ops(Fact.BINARY, "tensorflow"))
 def _broadcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     first, second = dims_of(shapes[0]), dims_of(shapes[1])
     rank = max(len(first), len(second))
@@ -324,7 +319,7 @@ def _pad(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -
     ]
 
 
-@RULES.rule("Mean Sum Max Min Prod All Any")
+@RULES.rule(*find_ops(Fact.REDUCTION, "tensorflow"))
 def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
     axes = {int(axis) % len(dims) for axis in constants[1].array.reshape(-1)}

@@ -11,12 +11,13 @@ from quantkit.ir.graph import Edge, Node
 from quantkit.ir.rewrite import Skip
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.semantics import ADD_OPS
+from quantkit.ops.table import Fact, find_ops
 from quantkit.transforms.cleanup._identities import Facts, Rewritten, Simplify, attribute_or_default, pass_through
 
 # Ops that never return -0.
 UNSIGNED = frozenset({"Abs", "Square", "Exp", "Sigmoid", "Softmax", "Softplus"})
 # f(f(x)) == f(x)
-IDEMPOTENT = frozenset({"Abs", "Ceil", "Floor", "LogicalAnd", "Relu", "Relu6", "Rint", "Round", "Sign"})
+IDEMPOTENT = find_ops(Fact.IDEMPOTENT, "tensorflow")
 # Factors outside [1 / MAX_FACTOR, MAX_FACTOR] are not multiplied: the product could leave the range of float32.
 MAX_FACTOR = 1e15
 # Types that represent every value of a type exactly.

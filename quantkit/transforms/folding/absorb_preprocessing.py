@@ -13,11 +13,12 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, Use, constant
 from quantkit.ir.rewrite import Outcome, Skip, free_name, sharing_reason
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import channel_axis
+from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.folding._channels import scale_weights
 from quantkit.transforms.registry import transform
 
-LAYERS = ("Conv2D", "DepthwiseConv2dNative")
+LAYERS = find_ops(Fact.CONVOLUTION, "tensorflow")
 PIXELS = DType.UINT8
 
 

@@ -13,6 +13,7 @@ from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.limits import current_limits
 from quantkit.ops import kernels
 from quantkit.ops.kernels import Evaluate
+from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import find_op, num_outputs, output_dtypes
 from quantkit.transforms.onnx import _constants as onnx_constants
 from quantkit.transforms.registry import transform
@@ -21,7 +22,7 @@ from quantkit.transforms.registry import transform
 CONTROL_FLOW = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"})
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 # Ops whose result depends on the shape of the input, not on its values.
-SHAPE_OPS = frozenset({"Shape", "ShapeN", "Rank", "Size"})
+SHAPE_OPS = find_ops(Fact.SHAPE, "tensorflow")
 
 
 def evaluate_with_kernels(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...] | None:

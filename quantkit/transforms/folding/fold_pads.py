@@ -15,14 +15,15 @@ from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
 from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.layers import channel_axis, same_padding
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.onnx import _pads as onnx_pads
 from quantkit.transforms.registry import transform
 
 PADS = ("Pad", "PadV2")
-LAYERS = ("Conv2D", "DepthwiseConv2dNative")
+LAYERS = find_ops(Fact.CONVOLUTION, "tensorflow")
 # The outputs of these ops are never negative: zero padding does not change a maximum over them.
-NEVER_NEGATIVE = ("Relu", "Relu6", "Sigmoid", "Softmax", "Abs", "Square", "Exp")
+NEVER_NEGATIVE = find_ops(Fact.NONNEGATIVE, "tensorflow")
 Shapes = Mapping[Edge, Shape]
 
 

@@ -17,11 +17,12 @@ from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, sharing_reason
 from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.folding._channels import explain_not_constant, is_constant
 from quantkit.transforms.registry import transform
 
-LAYERS = "Conv2D|DepthwiseConv2dNative"
+LAYERS = "|".join(find_ops(Fact.CONVOLUTION, "tensorflow"))
 Shapes = Mapping[Edge, Shape]
 
 

@@ -1,32 +1,26 @@
 """Layout conversion of each op: attributes and operands that refer to dimensions."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from quantkit.ir.graph import Edge, Node, constant
 from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.shape_rules import Rules
+from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.layout._layouts import ConvertedNode, Handler, LayoutConverter
 
-HANDLERS: dict[str, Handler] = {}
-
-
-def _handles(ops: str) -> Callable[[Handler], Handler]:
-    """Register a handler for op types, separated by spaces."""
-
-    def register(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(ops.split(), handler))
-        return handler
-
-    return register
+HANDLERS: Rules[Handler] = Rules()
 
 
 # Ops with a data format
 
 
-@_handles("Conv2D DepthwiseConv2dNative MaxPool AvgPool BiasAdd FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
+@HANDLERS.rule(
+    "MaxPool AvgPool BiasAdd FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
+    *find_ops(Fact.CONVOLUTION, "tensorflow"),
+)
 def _convert_layer(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     layout = attribute(node, "data_format").decode(errors="replace")
     if layout != converter.source:
@@ -36,7 +30,7 @@ def _convert_layer(converter: LayoutConverter, node: Node) -> ConvertedNode | st
     return ConvertedNode(_convert_attributes(converter, node).with_input(0, converter.to_target(node.inputs[0])))
 
 
-@_handles("Conv2DBackpropInput")
+@HANDLERS.rule("Conv2DBackpropInput")
 def _convert_transposed_convolution(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     layout = attribute(node, "data_format").decode(errors="replace")
     sizes = converter.constant(node.inputs[0])
@@ -68,20 +62,13 @@ def _convert_attributes(converter: LayoutConverter, node: Node) -> Node:
 # Elementwise ops
 
 
-@_handles(
-    "Identity StopGradient PreventGradient CheckNumerics Snapshot Abs Ceil Elu Erf Exp Floor LeakyRelu Log LogicalNot "
-    "Neg Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Sign Softplus Softsign Sqrt Square Tanh Cast "
-    "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars"
-)
+@HANDLERS.rule("FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars", *find_ops(Fact.UNARY, "tensorflow"))
 def _convert_unary(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     edge = node.inputs[0]
     return ConvertedNode(node.with_input(0, converter.to_target(edge))) if converter.is_converted(edge) else ""
 
 
-@_handles(
-    "Add AddV2 AddN Sub Mul Div RealDiv Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual "
-    "LogicalAnd LogicalOr"
-)
+@HANDLERS.rule("AddN", *find_ops(Fact.BINARY, "tensorflow"))
 def _convert_elementwise(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     if not any(map(converter.is_converted, node.inputs)):
         return ""
@@ -96,7 +83,7 @@ def _convert_elementwise(converter: LayoutConverter, node: Node) -> ConvertedNod
 # Ops along dimensions
 
 
-@_handles("Concat ConcatV2")
+@HANDLERS.rule("Concat ConcatV2")
 def _convert_concat(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     axis_slot = len(node.inputs) - 1 if node.op == "ConcatV2" else 0
     edges = [edge for slot, edge in enumerate(node.inputs) if slot != axis_slot]
@@ -112,7 +99,7 @@ def _convert_concat(converter: LayoutConverter, node: Node) -> ConvertedNode | s
     return ConvertedNode(node.with_(inputs=inputs), others=(new_axis,))
 
 
-@_handles("Split SplitV")
+@HANDLERS.rule("Split SplitV")
 def _convert_split(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     axis_slot, source = (2, 0) if node.op == "SplitV" else (0, 1)
     axis = converter.constant(node.inputs[axis_slot])
@@ -131,17 +118,17 @@ def _new_axis(converter: LayoutConverter, node: Node, slot: int, axis: Tensor) -
     return converter.new_operand(node, "axis", values, node.inputs[slot])
 
 
-@_handles("Pad PadV2 MirrorPad")
+@HANDLERS.rule("Pad PadV2 MirrorPad")
 def _convert_pad(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     return _permute_operands(converter, node, {1: "widths"})
 
 
-@_handles("Slice")
+@HANDLERS.rule("Slice")
 def _convert_slice(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     return _permute_operands(converter, node, {1: "begin", 2: "size"})
 
 
-@_handles("StridedSlice")
+@HANDLERS.rule("StridedSlice")
 def _convert_strided_slice(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     if any(node.attrs.get(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")):
         return "StridedSlice changes the rank"
@@ -178,7 +165,7 @@ def _permute_operands(converter: LayoutConverter, node: Node, operands: dict[int
 # Ops that change the rank or the order of dimensions
 
 
-@_handles("Mean Sum Max Min Prod All Any")
+@HANDLERS.rule(*find_ops(Fact.REDUCTION, "tensorflow"))
 def _convert_reduction(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     axes = converter.constant(node.inputs[1])
     if not converter.is_converted(node.inputs[0]):
@@ -195,7 +182,7 @@ def _convert_reduction(converter: LayoutConverter, node: Node) -> ConvertedNode 
     return ConvertedNode(new, (0,) if keeps_dims or not reduced else (), (other,))
 
 
-@_handles("Squeeze")
+@HANDLERS.rule("Squeeze")
 def _convert_squeeze(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     dims = converter.dims(node.inputs[0])
     if not converter.is_converted(node.inputs[0]):
@@ -210,7 +197,7 @@ def _convert_squeeze(converter: LayoutConverter, node: Node) -> ConvertedNode | 
     return ConvertedNode(node.with_attrs(squeeze_dims=new_axes).with_input(0, converter.to_target(node.inputs[0])), ())
 
 
-@_handles("Reshape")
+@HANDLERS.rule("Reshape")
 def _convert_reshape(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     dims = converter.dims(node.inputs[0])
     if not converter.is_converted(node.inputs[0]) or dims is None:
@@ -220,7 +207,7 @@ def _convert_reshape(converter: LayoutConverter, node: Node) -> ConvertedNode | 
     return ConvertedNode(node.with_input(0, converter.to_target(node.inputs[0])), ())
 
 
-@_handles("Transpose")
+@HANDLERS.rule("Transpose")
 def _convert_transpose(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     """Combine two Transposes into one, or into an Identity."""
     source, value = node.inputs[0], converter.constant(node.inputs[1])
@@ -240,7 +227,7 @@ def _convert_transpose(converter: LayoutConverter, node: Node) -> ConvertedNode 
     return ConvertedNode(node.with_(inputs=(converted, Edge(other.name))), (), (other,))
 
 
-@_handles("Shape")
+@HANDLERS.rule("Shape")
 def _convert_shape(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
     """Permute the shape of the converted tensor: cheaper than a Transpose of the tensor."""
     if node.inputs[0] not in converter.target_only:

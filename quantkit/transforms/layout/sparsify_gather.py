@@ -13,10 +13,11 @@ from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import Array, DType
+from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.transforms.registry import transform
 
-GATHERS = ("Gather", "GatherV2")
+GATHERS = find_ops(Fact.GATHER, "tensorflow")
 VARIABLES = ("Variable", "VariableV2")
 NOT_A_COLUMN = "Transform only applicable to subgraph with 'Const' with tensor of shape [N, 1]. But instead get shape"
 

@@ -4,37 +4,15 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import Shape
 from quantkit.ops.semantics import ADD_OPS
+from quantkit.ops.table import ELEMENTWISE, Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.registry import transform
 
 # The first GraphDef version whose TensorFlow (1.12) has EnsureShape.
 FIRST_PRODUCER = 27
-CONVOLUTIONS = ("Conv2D", "DepthwiseConv2dNative")
+CONVOLUTIONS = find_ops(Fact.CONVOLUTION, "tensorflow")
 # Ops that keep height and width.
-SIZE_PRESERVING = frozenset(
-    {
-        "Add",
-        "AddV2",
-        "BiasAdd",
-        "ConcatV2",
-        "Elu",
-        "FusedBatchNorm",
-        "FusedBatchNormV2",
-        "FusedBatchNormV3",
-        "Identity",
-        "LeakyRelu",
-        "Maximum",
-        "Minimum",
-        "Mul",
-        "Relu",
-        "Relu6",
-        "Selu",
-        "Sigmoid",
-        "Softplus",
-        "Sub",
-        "Tanh",
-    }
-)
+SIZE_PRESERVING = find_ops(ELEMENTWISE | Fact.BATCH_NORM | Fact.BIAS | Fact.CONCAT, "tensorflow")
 # Ops that keep height and width with stride 1 and SAME padding.
 WINDOWED = frozenset({*CONVOLUTIONS, "MaxPool", "AvgPool"})
 

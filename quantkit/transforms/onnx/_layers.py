@@ -14,9 +14,10 @@ import numpy as np
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Skip
 from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.table import LAYER, find_ops
 from quantkit.transforms.onnx._facts import has_input, new_constant, reason_to_keep
 
-LAYER_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+LAYER_OPS = find_ops(LAYER, "onnx")
 FLOAT_TYPES = (DType.FLOAT, DType.DOUBLE, DType.HALF, DType.BFLOAT16)
 BIAS_SLOT = 2
 

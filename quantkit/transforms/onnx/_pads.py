@@ -11,12 +11,13 @@ import numpy as np
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
+from quantkit.ops.table import Fact, find_ops
 from quantkit.transforms.onnx._facts import constant_value, has_input, integers, producer, reason_to_keep
 
 # Op types with a padding of their own.
 WINDOW_OPS = ("Conv", "AveragePool", "MaxPool")
 # Op types whose outputs are never negative.
-NEVER_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp"})
+NEVER_NEGATIVE = find_ops(Fact.NONNEGATIVE, "onnx")
 
 
 def fold_pads(graph: Graph) -> Outcome:

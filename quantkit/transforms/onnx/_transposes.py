@@ -13,6 +13,7 @@ import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, free_name
+from quantkit.ops.table import ELEMENTWISE, Fact, find_ops
 from quantkit.transforms._names import names_in_subgraphs
 from quantkit.transforms.onnx._facts import (
     GraphFacts,
@@ -25,16 +26,9 @@ from quantkit.transforms.onnx._facts import (
 )
 
 # Ops that compute each element of their output from one element of each input.
-ELEMENTWISE_OPS = frozenset(
-    (
-        *("Abs", "Add", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
-        *("HardSwish", "LeakyRelu", "Log", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Reciprocal"),
-        *("Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh"),
-        "ThresholdedRelu",
-    )
-)
+ELEMENTWISE_OPS = find_ops(ELEMENTWISE, "onnx")
 # Reductions, whose axes can be permuted.
-REDUCTION_OPS = frozenset(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"))
+REDUCTION_OPS = find_ops(Fact.REDUCTION, "onnx")
 
 # Ops whose constants are parameters and do not broadcast.
 PARAMETER_OPS = frozenset(("Clip", "Pad"))

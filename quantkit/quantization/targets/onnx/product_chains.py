@@ -7,9 +7,10 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array
 from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.ops.table import Fact, find_ops
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
-PRODUCTS = ("MatMul", "Gemm")
+PRODUCTS = find_ops(Fact.PRODUCT, "onnx")
 # Ops that OpenVINO computes in integers, or folds into the quantization, between a product and a QuantizeLinear.
 FOLDED_OPS = ("Relu", "Clip", "Add", "Sub", "Mul", "Div", "Identity")
 
