@@ -4,13 +4,14 @@ from argparse import ArgumentParser, Namespace
 
 from quantkit.errors import UsageError
 
-from ._arguments import add_model_flags
+from ._arguments import add_input_shape, add_model_flags
 from ._loading import named_model
 from ._render import emit
 
 EXAMPLES = (
     "quantkit summarize digits",
     "quantkit summarize graph.pb --json",
+    "quantkit summarize digits --for tensorrt",
     "quantkit summarize --in_graph=graph.pb --classic --print_structure",
 )
 
@@ -28,6 +29,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         choices=("true", "false"),
         help="with --classic: list all nodes in topological order (default: false)",
     )
+    parser.add_argument(
+        "--for",
+        dest="for_target",
+        metavar="TARGET",
+        help="examine a quantized file of any tool for the runtimes of a target, for example tensorrt; exit code 1 for "
+        "refused nodes and wrong values",
+    )
+    parser.add_argument(
+        "--check-build", action="store_true", help="with --for: build the file with TensorRT-RTX, which needs no GPU"
+    )
+    add_input_shape(parser)
     add_model_flags(parser)
 
 
@@ -46,5 +58,7 @@ def run(args: Namespace) -> int:
     else:
         from quantkit.summary import summarize
 
-        emit(args, summarize(model))
+        summary = summarize(model, target=args.for_target, check_build=args.check_build)
+        emit(args, summary)
+        summary.check()
     return 0

@@ -43,7 +43,10 @@ REFERENCE = reference.RUNTIME.name
 REGISTRY: Registry[Runtime] = Registry(
     "runtime",
     Runtime,
-    (module.RUNTIME for module in (openvino, onnxruntime, tensorflow, litert, reference)),
+    (
+        *(module.RUNTIME for module in (openvino, onnxruntime, tensorflow, litert, reference)),
+        onnxruntime.TENSORRT_RUNTIME,
+    ),
     check_runtime,
 )
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from quantkit.runtimes.onnxruntime_profile import OnnxRuntimeProfiler, source_na
 from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+GPU_PROVIDERS = {CUDA: "CUDA", TENSORRT: "TensorRT"}
 _POOLS = ("intra_op", "inter_op")
 # Environment variable with the libraries of custom ops, one per line: child processes inherit it.
 _LIBRARIES = "QUANTKIT_CUSTOM_OP_LIBRARY"
@@ -134,8 +136,13 @@ def _available() -> Availability:
     return find_package("ONNX Runtime", "onnxruntime", *_PACKAGES, extra="onnx")
 
 
-def _open(model: Graph | Path, options: SessionOptions) -> Session:
+def _open(model: Graph | Path, options: SessionOptions, provider: str = CUDA) -> Session:
     """Open an ONNX file, with its external data if there is any, or a graph.
+
+    Args:
+        model: file or graph.
+        options: options of the session.
+        provider: execution provider for a GPU.
 
     Raises:
         UnavailableError: the device is missing, or an op has no kernel.
@@ -145,7 +152,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     from quantkit.convert.to_onnx import to_onnx
 
     onnxruntime = _module()
-    providers = _providers(onnxruntime, options.gpu_index)
+    providers = _providers(onnxruntime, options.gpu_index, provider, has_half=options.precision == "float16")
     config = _session_options(onnxruntime, options)
     profiler = OnnxRuntimeProfiler(model, config) if options.profile else None
     source = profiler.model if profiler else str(model) if isinstance(model, Path) else to_onnx(model)
@@ -164,10 +171,11 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         raise _translate_error(error, name) from error
     del source
     device = session.get_providers()[0]
-    if options.gpu_index is not None and device != CUDA:
+    if options.gpu_index is not None and device != provider:
+        more = " and TensorRT: pip install 'tensorrt>=10'" if provider == TENSORRT else ": pip install"
         raise UnavailableError(
-            f"ONNX Runtime {onnxruntime.__version__} could not start CUDA",
-            hint="install the libraries of CUDA and cuDNN: pip install 'onnxruntime-gpu[cuda,cudnn]'",
+            f"ONNX Runtime {onnxruntime.__version__} could not start {GPU_PROVIDERS[provider]}",
+            hint=f"install the libraries of CUDA and cuDNN{more} 'onnxruntime-gpu[cuda,cudnn]'",
         )
     inputs, outputs = (tuple(map(_info, arguments)) for arguments in (session.get_inputs(), session.get_outputs()))
     if isinstance(model, Graph):
@@ -176,7 +184,9 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         inputs = tuple(replace(info, shape=UNKNOWN) if shapes.get(info.name) == UNKNOWN else info for info in inputs)
     lines = _placement(session) if options.log_placement else ()
     return FunctionSession(
-        RuntimeVersion(RUNTIME.name, onnxruntime.__version__, device),
+        RuntimeVersion(
+            TENSORRT_RUNTIME.name if provider == TENSORRT else RUNTIME.name, onnxruntime.__version__, device
+        ),
         inputs,
         outputs,
         _compute(session, inputs, outputs),
@@ -272,23 +282,34 @@ def _native_options(options: SessionOptions) -> str:
     return "\n".join([*lines, f'session = onnxruntime.InferenceSession("model.onnx", options, providers=["{CPU}"])'])
 
 
-def _providers(onnxruntime: Any, gpu: int | None) -> list[Any]:
+def _providers(onnxruntime: Any, gpu: int | None, provider: str = CUDA, *, has_half: bool = False) -> list[Any]:
     """Return the execution providers, the preferred one first.
 
+    Args:
+        onnxruntime: imported package.
+        gpu: index of the GPU; None for the CPU.
+        provider: execution provider for the GPU; CUDA computes the ops that TensorRT does not have.
+        has_half: True if float ops may be computed in float16 by TensorRT.
+
     Raises:
-        UnavailableError: a GPU is requested, and this build has no CUDA.
+        UnavailableError: a GPU is requested, and this build has no such provider; or TensorRT shall run on the CPU.
     """
     if gpu is None:
+        if provider != CUDA:
+            raise UnavailableError(f"{GPU_PROVIDERS[provider]} computes on GPUs only", hint="use --device gpu")
         return [CPU]
     providers = onnxruntime.get_available_providers()
-    if CUDA not in providers:
+    if provider not in providers:
         raise UnavailableError(
             f"this ONNX Runtime ({onnxruntime.__version__}) cannot use a GPU, only {', '.join(providers)}",
             hint="on a machine with an NVIDIA GPU: pip uninstall onnxruntime, pip install onnxruntime-gpu",
         )
     if hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
-    return [(CUDA, {"device_id": gpu, "use_tf32": 0}), CPU]
+    cuda = (CUDA, {"device_id": gpu, "use_tf32": 0})
+    if provider == CUDA:
+        return [cuda, CPU]
+    return [(TENSORRT, {"device_id": gpu, "trt_int8_enable": True, "trt_fp16_enable": has_half}), cuda, CPU]
 
 
 def _compute(
@@ -420,4 +441,32 @@ RUNTIME = Runtime(
     has_custom_op=_has_custom_op,
     package="onnxruntime",
     priority=40,
+)
+
+
+def _tensorrt_available() -> Availability:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Availability.yes(version("onnxruntime-gpu"))
+    except PackageNotFoundError:
+        return Availability.no("ONNX Runtime with TensorRT is not installed: pip install onnxruntime-gpu tensorrt")
+
+
+# A model takes minutes to build: ``auto`` tries this runtime last.
+TENSORRT_RUNTIME = Runtime(
+    name="tensorrt",
+    title="TensorRT in ONNX Runtime",
+    available=_tensorrt_available,
+    open_model=partial(_open, provider=TENSORRT),
+    kinds=("onnx",),
+    dialects=("onnx", "tensorflow"),
+    devices=("gpu",),
+    precisions=("float32", "float16"),
+    describe_build=_describe_build,
+    describe_telemetry=_describe_telemetry,
+    fuses_float_ops=True,
+    transposes_convolutions=True,
+    package="onnxruntime",
+    priority=1,
 )

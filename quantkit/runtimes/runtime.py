@@ -67,7 +67,7 @@ class Runtime:
         native_dialect: the one of them that runs without a conversion; empty if all graphs are converted.
         keeps_tensors: True if each tensor of a graph can be an output and has the value that the graph defines; False
             if compilation changes or removes intermediate tensors.
-        devices: ``cpu``, and ``gpu`` if the runtime has GPU kernels.
+        devices: ``cpu``, ``gpu`` or both.
         precisions: arithmetic that the runtime can use, as in `SessionOptions.precision`.
         has_threads: True if the runtime has thread options (``intra_op``, ``inter_op``).
         has_inter_op: True if ops run in parallel in threads of their own; False if ``inter_op`` only enlarges the pool.
@@ -212,7 +212,7 @@ def check_runtime(runtime: Runtime) -> None:
             "kinds": (f"a tuple of {', '.join(KINDS)}", lambda value: is_texts(value, KINDS)),
             "dialects": (f"a tuple of {dialects}", lambda value: is_texts(value, _DIALECTS)),
             "native_dialect": ("one of the field 'dialects', or ''", lambda value: value in ("", *runtime.dialects)),
-            "devices": ("('cpu',), or also 'gpu'", lambda value: bool(value) and is_texts(value, _DEVICES)),
+            "devices": ("'cpu', 'gpu' or both", lambda value: bool(value) and is_texts(value, _DEVICES)),
             "precisions": (
                 f"a tuple of at least one of {', '.join(PRECISIONS)}",
                 lambda value: bool(value) and is_texts(value, PRECISIONS),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantkit.arguments import public, without_none
+from quantkit.errors import CheckError, UsageError
 from quantkit.facts import facts_table
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
@@ -15,6 +16,8 @@ from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.portability import Portability, certify
+from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.finding import EFFECTS, SLOW, Build, Finding
 from quantkit.quantization.workflow.estimate import QuantizationEstimate, estimate_quantization
 from quantkit.summary.compressibility import Compressibility, measure_compressibility
 from quantkit.summary.next_step import recommend_command
@@ -71,6 +74,8 @@ class Summary:
         file_bytes: size of the model file; None for folders and objects.
         has_random_weights: True if the predictions are meaningless.
         portability: certificate of an int8 model for processors without VNNI; None for other models.
+        findings: faults of a quantized file in the runtimes of a target; None without a target.
+        build: compilation of the file; None without one.
     """
 
     model: str
@@ -90,6 +95,22 @@ class Summary:
     file_bytes: int | None = None
     has_random_weights: bool = False
     portability: Portability | None = None
+    findings: tuple[Finding, ...] | None = None
+    build: Build | None = None
+
+    def check(self) -> None:
+        """Check that the runtimes of the target take the file, and compute the right values.
+
+        Raises:
+            CheckError: a node is refused or has wrong values; the message names the first one.
+        """
+        grave = [finding for finding in self.findings or () if finding.effect != SLOW]
+        if grave:
+            more = f", and {len(grave) - 1} more nodes" if len(grave) > 1 else ""
+            reason = f"{grave[0].node} ({grave[0].op}): {grave[0].reason}"
+            raise CheckError(f"{self.model}: {reason}{more}", hint=grave[0].fix)
+        if self.build is not None and self.build.problem:
+            raise CheckError(f"{self.model} is {self.build}", hint="report the message with the file")
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``quantkit summarize --json``."""
@@ -114,6 +135,8 @@ class Summary:
             "int8_outlook": self.estimate.to_json(),
             "compressibility": self.compressibility.to_json() if self.compressibility else None,
             "portability": self.portability.to_json() if self.portability else None,
+            "findings": None if self.findings is None else [finding.to_json() for finding in self.findings],
+            "build": self.build.to_json() if self.build else None,
         }
 
     @property
@@ -132,10 +155,25 @@ class Summary:
             ("memory", self._memory),
             ("8-bit outlook", str(self.estimate)),
             *([("processors", str(self.portability))] if self.portability else []),
+            *self._finding_rows,
+            *([("build", str(self.build))] if self.build else []),
             ("next", self.next_step),
         ]
         rows += [("note", RANDOM_WEIGHTS_NOTE)] if self.has_random_weights else []
         return tuple(rows)
+
+    @property
+    def _finding_rows(self) -> list[tuple[str, str]]:
+        """Label and text of the findings, one row for each rule."""
+        if self.findings is None:
+            return []
+        rows = []
+        for effect in EFFECTS:
+            findings = [each for each in self.findings if each.effect == effect]
+            for kind in dict.fromkeys(each.kind for each in findings):
+                first, *others = (each for each in findings if each.kind == kind)
+                rows.append((effect, str(first) + (f" ({len(others)} more in --json)" if others else "")))
+        return rows or [("findings", "none")]
 
     @property
     def _memory(self) -> str:
@@ -160,18 +198,30 @@ class Summary:
 
 
 @public
-def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Iterable[str] | None = None) -> Summary:
+def summarize(
+    model: Any,
+    *,
+    inputs: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+    target: str | None = None,
+    check_build: bool = False,
+) -> Summary:
     """Summarize a model.
 
     Args:
         model: a `Model`, a `Graph`, a file, or the name of a model card.
         inputs, outputs: names of inputs and outputs (default: from the model card, else inferred).
+        target: examine a quantized file of any tool for the runtimes of this target; `Summary.check` raises for faults.
+        check_build: build the file with the compiler of the target, which is optional.
 
     Raises:
         GraphError: the graph is not well formed.
         InputError: the file is missing or broken.
-        UsageError: quantkit does not read the format.
+        UsageError: quantkit does not read the format, or the target has no check of files.
+        UnavailableError: the compiler is not installed.
     """
+    if check_build and target is None:
+        raise UsageError("--check-build needs a target", hint="add --for tensorrt")
     loaded = as_model(model, **without_none(inputs=inputs, outputs=outputs))
     graph, path = loaded.graph, loaded.path
     is_onnx = graph.dialect == onnx.DIALECT
@@ -201,6 +251,8 @@ def summarize(model: Any, *, inputs: Iterable[str] | None = None, outputs: Itera
         file_bytes=path.stat().st_size if path is not None and path.is_file() else None,
         has_random_weights=loaded.has_random_weights,
         portability=certify(graph),
+        findings=None if target is None else find_target(target).examine(graph),
+        build=find_target(target).check_build(graph) if target is not None and check_build else None,
     )
 
 

@@ -48,7 +48,10 @@ def complete(script: Path, *arguments: str) -> list[str]:
         (("quantkit", "models", ""), ["list", "show", "fetch", "path"]),
         (("quantkit", "models", "fetch", "--off"), ["--offline"]),
         (("quantkit", "quantize", "graph.pb", "--tar"), ["--target"]),
-        (("quantkit", "quantize", "graph.pb", "--target", ""), ["onnx", "tensorflow", "eightbit", "litert"]),
+        (
+            ("quantkit", "quantize", "graph.pb", "--target", ""),
+            ["onnx", "tensorflow", "eightbit", "litert", "tensorrt"],
+        ),
         (("quantkit", "quantize", "graph.pb", "--target", "li"), ["litert"]),
         (("quantkit", "transform", "graph.pb", "--recipe", "inf"), ["inference"]),
         (("quantkit", "completion", "z"), ["zsh"]),

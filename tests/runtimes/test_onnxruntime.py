@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,19 @@ import quantkit as qk
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
-from quantkit.runtimes.onnxruntime import CPU, CUDA, RUNTIME, _info, _native_options, _providers, _translate_error
+from quantkit.runtimes import onnxruntime as module
+from quantkit.runtimes.availability import Availability
+from quantkit.runtimes.onnxruntime import (
+    CPU,
+    CUDA,
+    RUNTIME,
+    TENSORRT,
+    TENSORRT_RUNTIME,
+    _info,
+    _native_options,
+    _providers,
+    _translate_error,
+)
 from quantkit.runtimes.session import SessionOptions
 
 pytestmark = pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
@@ -43,6 +56,57 @@ def test_cpu_is_the_fallback_of_a_gpu() -> None:
     assert providers[0][1]["device_id"] == 1
     assert providers[1] == CPU
     assert _providers(Build(CUDA, CPU), None) == [CPU]
+
+
+def test_tensorrt_leaves_other_ops_to_cuda() -> None:
+    providers = _providers(Build(TENSORRT, CUDA, CPU), 1, TENSORRT, has_half=True)
+    assert [name if isinstance(name, str) else name[0] for name in providers] == [TENSORRT, CUDA, CPU]
+    assert providers[0][1] == {"device_id": 1, "trt_int8_enable": True, "trt_fp16_enable": True}
+    assert not _providers(Build(TENSORRT, CUDA, CPU), 0, TENSORRT)[0][1]["trt_fp16_enable"]
+
+
+def test_tensorrt_needs_its_provider_and_a_gpu() -> None:
+    with pytest.raises(UnavailableError, match="cannot use a GPU, only CUDAExecutionProvider"):
+        _providers(Build(CUDA), 0, TENSORRT)
+    with pytest.raises(UnavailableError, match="TensorRT computes on GPUs only") as caught:
+        _providers(Build(TENSORRT, CUDA, CPU), None, TENSORRT)
+    assert caught.value.hint == "use --device gpu"
+
+
+class ScriptedBuild(Build):
+    """Module `onnxruntime` that runs on the CPU, and reports the provider of a script as the first one."""
+
+    def __init__(self, first: str) -> None:
+        import onnxruntime
+
+        super().__init__(TENSORRT, CUDA, CPU)
+        self.SessionOptions, self.GraphOptimizationLevel = onnxruntime.SessionOptions, None
+
+        class InferenceSession(onnxruntime.InferenceSession):  # type: ignore[misc]
+            def __init__(self, source: object, config: object, providers: list[object]) -> None:
+                super().__init__(source, config, providers=[CPU])
+
+            def get_providers(self) -> list[str]:
+                return [first, CPU]
+
+        self.InferenceSession = InferenceSession
+
+
+@pytest.mark.engine
+def test_the_session_is_that_of_tensorrt_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((2,))})
+    graph = Graph.of([x, Node("y", "Relu", (Edge("x"),))], ["x"], ["y"], dialect="onnx")
+    runtime = replace(TENSORRT_RUNTIME, available=lambda: Availability.yes("1.0"))
+    for first in (TENSORRT, CUDA):
+        monkeypatch.setattr(module, "_module", lambda first=first: ScriptedBuild(first))
+        if first == CUDA:
+            with pytest.raises(UnavailableError, match="could not start TensorRT") as caught:
+                runtime.open(graph, SessionOptions(device="gpu"))
+            assert "tensorrt>=10" in caught.value.hint
+        else:
+            with runtime.open(graph, SessionOptions(device="gpu", precision="float16")) as session:
+                assert (session.runtime.name, session.runtime.device) == ("tensorrt", TENSORRT)
+                assert session.run({"x": np.float32([-1, 2])})["y"].tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

@@ -52,7 +52,7 @@ def predict_costs(graph: Graph, plan: Plan, shapes: Mapping[Edge, Shape], runtim
         shapes: shapes of one sample.
         runtimes: names of the runtimes that shall run the model.
     """
-    runtimes = tuple(runtimes)
+    runtimes = runtimes_of(plan, runtimes)
     layers = {pattern.layer: predict_layer_time(graph, pattern.layer, shapes, runtimes) for pattern in plan.patterns}
     boundaries = {edge: _mean(runtimes, "boundary", 0, _count_values(shapes, edge)) for edge in plan.activations}
     return CostModel(layers, boundaries)
@@ -62,6 +62,11 @@ def predict_layer_time(graph: Graph, layer: str, shapes: Mapping[Edge, Shape], r
     """Return the times of a layer by the table, the mean over runtimes; see `predict_costs`."""
     macs, values = count_macs_of_run(graph, graph[layer], shapes) or 0, _count_values(shapes, Edge(layer))
     return LayerTime(_mean(runtimes, "int8", macs, values), _mean(runtimes, "float", macs, values))
+
+
+def runtimes_of(plan: Plan, runtimes: Iterable[str]) -> tuple[str, ...]:
+    """Return the runtimes that shall run the file of a plan: that of its scheme, or all."""
+    return tuple(runtimes) if plan.scheme.runtime is None else (plan.scheme.runtime,)
 
 
 def _mean(runtimes: Collection[str], precision: str, macs: int, values: int) -> float:

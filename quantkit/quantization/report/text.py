@@ -130,6 +130,8 @@ def _precision_lines(report: "QuantizationReport") -> Iterator[str]:
         yield f"{_executed_text(census)} of the {macs} after the rewrites of the runtime"
     if report.portability is not None:
         yield str(report.portability)
+    if advice := find_target(report.target).gpu_advice:
+        yield advice
 
 
 def _int8_text(census: Census) -> str:

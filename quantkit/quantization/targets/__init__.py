@@ -8,13 +8,14 @@ An installed package adds a target through an entry point of the group ``quantki
 
 from collections.abc import Mapping
 
-from quantkit.quantization.targets import eightbit, litert, onnx, tensorflow
+from quantkit.quantization.targets import eightbit, litert, onnx, tensorflow, tensorrt
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.check import check_definition
 from quantkit.quantization.targets.eightbit import EightbitTarget
 from quantkit.quantization.targets.litert import LiteRTTarget
 from quantkit.quantization.targets.onnx import OnnxTarget
 from quantkit.quantization.targets.tensorflow import TensorFlowTarget
+from quantkit.quantization.targets.tensorrt import TensorRTTarget
 from quantkit.registry import Registry
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "OnnxTarget",
     "Target",
     "TensorFlowTarget",
+    "TensorRTTarget",
     "find_target",
     "targets",
 ]
@@ -31,7 +33,7 @@ __all__ = [
 REGISTRY = Registry(
     "target",
     Target,
-    (onnx.TARGET, tensorflow.TARGET, eightbit.TARGET, litert.TARGET),
+    (onnx.TARGET, tensorflow.TARGET, eightbit.TARGET, litert.TARGET, tensorrt.TARGET),
     check_definition,
 )
 

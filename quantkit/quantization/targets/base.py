@@ -16,6 +16,7 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme, parse_field
 from quantkit.quantization.spec import Spec
+from quantkit.quantization.targets.finding import Build, Finding
 from quantkit.quantization.weights import store_weights
 from quantkit.runtimes.session import SessionOptions
 
@@ -58,6 +59,8 @@ class Target(ABC):
         faster_target: name of a target that is faster on the same runtime, or empty.
         quantizes_all_consumers: True if float consumers of an edge with a float producer also take the quantized
             values.
+        gpu_advice: sentence of the report about NVIDIA GPUs; empty if the runtimes have no GPU form of the file.
+        adds_before_rounding: True if the kernel of a layer adds a residual to its product before it is rounded.
     """
 
     name: str
@@ -84,6 +87,8 @@ class Target(ABC):
     slow_reason: str = ""
     faster_target: str = ""
     quantizes_all_consumers: bool = False
+    gpu_advice: str = ""
+    adds_before_rounding: bool = False
 
     def prepare(self, graph: Graph, runtime: str) -> Graph:
         """Return an equal float graph in the form that `convert` takes, before it is annotated.
@@ -267,6 +272,29 @@ class Target(ABC):
             CheckError: a kernel computes wrong values; the message names its node.
             UnavailableError: no runtime here can run the graph.
         """
+
+    def examine(self, graph: Graph) -> tuple[Finding, ...]:
+        """Return the faults of a quantized file, of any tool, in the runtimes of the target, the gravest first.
+
+        Args:
+            graph: graph of the file.
+
+        Raises:
+            UsageError: the target has no check of files.
+        """
+        raise UsageError(f"the target {self.name!r} has no check of files", hint="use --for tensorrt")
+
+    def check_build(self, graph: Graph) -> Build:
+        """Build a quantized file with the compiler of the target's runtimes, and return its int8 layers.
+
+        Args:
+            graph: graph of the file.
+
+        Raises:
+            UnavailableError: the compiler is not installed.
+            UsageError: the target has no compiler.
+        """
+        raise UsageError(f"the target {self.name!r} has no compiler", hint="use --for tensorrt")
 
     def session_options(self, cores: int) -> SessionOptions:
         """Return the session options that make the quantized graph fast on a number of cores."""

@@ -39,6 +39,7 @@ class OnnxTarget(Target):
     multiplies_u8_by_s8 = True
     runs_bfloat16 = True
     runs_float16 = True
+    gpu_advice = "for NVIDIA GPUs, use --target tensorrt: TensorRT refuses this file, or clips its uint8 values"
 
     def prepare(self, graph: Graph, runtime: str) -> Graph:
         return lower_layers(raise_opset(graph), splits_kernels=not _transposes_convolutions(runtime))

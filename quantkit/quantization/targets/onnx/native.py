@@ -47,20 +47,21 @@ SHUFFLE_OPS = frozenset({"DepthToSpace", "Reshape", "Transpose"})
 IMAGE_RANK = 4
 
 
-def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+def convert(graph: Graph, plan: Plan, ranges: Ranges, *, keeps_biases: bool = False) -> Graph:
     """Return the ONNX graph with quantized edges and weights.
 
     Args:
         graph: float ONNX graph, opset 13 or later.
         plan: plan of ``graph`` for the target ``onnx``.
         ranges: ranges of every edge of the plan.
+        keeps_biases: True if biases, and tables that are also weights, stay float.
 
     Raises:
         InputError: a range is missing.
         GraphError: the plan does not fit the graph.
     """
     plan.require_ranges(ranges)
-    return _NativeQuantization(graph, plan, ranges).graph()
+    return _NativeQuantization(graph, plan, ranges, keeps_biases=keeps_biases).graph()
 
 
 def edge_parameters(graph: Graph, plan: Plan, ranges: Ranges) -> dict[Edge, QuantizationParameters]:
@@ -80,8 +81,8 @@ class _NativeQuantization:
         constants: float constants and Casts of images that quantized values replace.
     """
 
-    def __init__(self, source: Graph, plan: Plan, ranges: Ranges) -> None:
-        self.source = source
+    def __init__(self, source: Graph, plan: Plan, ranges: Ranges, *, keeps_biases: bool = False) -> None:
+        self.source, self.keeps_biases = source, keeps_biases
         self.plan = plan
         nonnegative, averages = plan.nonnegative_edges(source), self._clamped_averages()
         self.parameters: dict[Edge, QuantizationParameters] = {}
@@ -89,7 +90,7 @@ class _NativeQuantization:
         for edge, spec in plan.activations.items():
             if edge in averages:
                 continue
-            if all(self._is_uint8_image(other) for other in plan.group_of(edge)):
+            if spec.dtype is DType.QUINT8 and all(self._is_uint8_image(other) for other in plan.group_of(edge)):
                 self.parameters[edge] = QuantizationParameters(UINT8, np.float32(1), np.int32(0))  # type: ignore[arg-type]
                 continue
             least = 0.0 if plan.group_of(edge) - averages <= nonnegative else self._least_value(edge)
@@ -149,7 +150,8 @@ class _NativeQuantization:
         for pattern in self.plan.patterns:
             if pattern.weights:
                 self._quantize_layer(pattern)
-        self._store_tables_once()
+        if not self.keeps_biases:
+            self._store_tables_once()
         int8_nodes, int8_consumers = self._int8_nodes()
         outputs = [edge for edge in self.parameters if edge.node in int8_nodes and edge in self.source.outputs]
         for edge in [edge for edge in self.parameters if edge not in outputs]:
@@ -206,7 +208,7 @@ class _NativeQuantization:
         spec = self.plan.weights[pattern.weights]
         step = np.float64(self.parameters[pattern.input].scale)
         parameters = QuantizationParameters.of_weights(spec, weights.array)
-        bias_name, slot = self._bias_input(pattern)
+        bias_name, slot = ("", 0) if self.keeps_biases else self._bias_input(pattern)
         bias = self._bias_of(bias_name, slot, parameters)
         parameters = fit_bias(parameters, step, bias)
         quantized = Tensor(ONNX_TYPES[spec.dtype], weights.shape, partial(_quantize, weights, parameters))

@@ -1,0 +1,74 @@
+"""Target "tensorrt": ONNX models with signed QuantizeLinear and DequantizeLinear pairs, placed by TensorRT's rules.
+
+Values and weights are symmetric int8, biases are float. Activations are fused with the layer before them, and a
+residual with the layer whose product it is added to: values inside such a kernel are not quantized. Small layers, the
+products of attention and normalizations stay float.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Shape
+from quantkit.ops.table import Fact, find_ops
+from quantkit.quantization.plan import Plan
+from quantkit.quantization.ranges import Ranges
+from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets.finding import Build, Finding
+from quantkit.quantization.targets.onnx import OnnxTarget, native
+from quantkit.quantization.targets.onnx.attention import find_attention
+from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
+from quantkit.quantization.targets.tensorrt.builder import check_build
+from quantkit.quantization.targets.tensorrt.check import examine
+from quantkit.quantization.targets.tensorrt.rules import find_small_size
+from quantkit.runtimes import find_runtime
+from quantkit.runtimes.session import SessionOptions
+
+FUSED_OPS = find_ops(Fact.ACTIVATION | Fact.GATE, "onnx") - find_ops(Fact.FUSED, "onnx")
+FUSED = "TensorRT fuses a float activation with the layer before it"
+
+
+class TensorRTTarget(OnnxTarget):
+    """ONNX models with signed QuantizeLinear and DequantizeLinear pairs for NVIDIA GPUs."""
+
+    name = "tensorrt"
+    title = "ONNX model with signed QuantizeLinear and DequantizeLinear for NVIDIA GPUs"
+    runtimes = ("tensorrt", "onnxruntime")
+    defaults: Mapping[str, Any] = MappingProxyType(
+        {"activations": "qint8 symmetric", "runtime": "tensorrt", "float_outputs": True}
+    )
+    fixed = ("activations", "signed_activations", "runtime")
+    multiplies_u8_by_s8 = False
+    runs_bfloat16 = False
+    gpu_advice = ""
+    slow_reason = "the file is for NVIDIA GPUs: a CPU only shows its accuracy"
+    faster_target = "onnx"
+    adds_before_rounding = True
+
+    def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
+        return scheme
+
+    def fuse_for(self, graph: Graph, runtime: str) -> Graph:
+        return graph
+
+    def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
+        return {node.name: FUSED for node in graph.nodes.values() if node.op in FUSED_OPS} | find_attention(graph)
+
+    def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
+        return find_small_size(graph, node, infer_shapes(graph))
+
+    def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
+        return native.convert(graph, plan, ranges, keeps_biases=True)
+
+    def examine(self, graph: Graph) -> tuple[Finding, ...]:
+        return examine(graph)
+
+    def check_build(self, graph: Graph) -> Build:
+        return check_build(graph)
+
+    def session_options(self, cores: int) -> SessionOptions:
+        return SessionOptions(device="gpu" if find_runtime(self.runtimes[0]).available().ok else "cpu")
+
+
+TARGET = TensorRTTarget()
