@@ -1,13 +1,8 @@
-"""Simulation of N workers from measured parts, and the cost of a ring all-reduce.
+"""Simulation of N workers from measured parts.
 
-Data-parallel inference: the pool gives the next shard to the first free worker.
+The pool gives the next shard to the first free worker:
 
     start of shard k = max(time at which a worker is free, time at which the pool has sent shard k)
-
-Data-parallel training: each step averages the gradients of all workers in a ring. Each worker sends 2 (N - 1) pieces
-of 1/N of the gradients to its neighbor:
-
-    t(N) = 2 (N - 1) (latency + bytes / (N bandwidth))
 """
 
 from collections.abc import Sequence
@@ -58,24 +53,3 @@ def simulate_run(parts: MeasuredParts, workers: int, *, slowdown: float = 1.0) -
         sent = start + parts.task_seconds
         heapreplace(free, sent + seconds * slowdown)
     return max(free)
-
-
-@public
-def ring_all_reduce_seconds(num_bytes: float, workers: int, *, bandwidth: float, latency: float = 0.0) -> float:
-    """Return the duration of a ring all-reduce in seconds.
-
-    Args:
-        num_bytes: size of the gradients of one worker.
-        workers: number of workers.
-        bandwidth: bytes per second of each link.
-        latency: seconds of a message without content.
-
-    Raises:
-        UsageError: a number is out of its range.
-
-    >>> ring_all_reduce_seconds(128e6, 4, bandwidth=1e9)
-    0.192
-    """
-    require_positive(workers=workers)
-    require_ratio(num_bytes=num_bytes, bandwidth=bandwidth, latency=latency)
-    return 2 * (workers - 1) * (latency + num_bytes / (workers * bandwidth))

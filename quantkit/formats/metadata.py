@@ -93,15 +93,6 @@ def without_receipt(graph: Graph) -> Graph:
     return graph
 
 
-def metadata_of(graph: Graph) -> dict[str, Any]:
-    """Return the metadata of a graph; empty without metadata.
-
-    Raises:
-        InputError: the metadata are damaged, or of another version.
-    """
-    return decode(text_of(graph))
-
-
 def with_metadata(graph: Graph, metadata: Mapping[str, Any]) -> Graph:
     """Return the graph with other metadata; empty metadata remove them."""
     return with_text(graph, encode(metadata) if metadata else None)

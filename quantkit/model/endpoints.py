@@ -84,20 +84,11 @@ def choose_image_endpoints(
     return _require_one_input(graph.with_endpoints([source], [result]))
 
 
-def choose_image_input(graph: Graph, card: "ModelCard | None") -> Graph:
-    """Return the graph with its own outputs and the one input that takes images.
-
-    Raises:
-        UsageError: no input takes images, or an output depends on a second input.
-    """
-    return _require_one_input(graph.with_endpoints([_image_input(graph, card)], None))
-
-
 def choose_endpoints(graph: Graph, card: "ModelCard | None", cards: "Sequence[ModelCard]") -> Graph:
     """Return the graph with one image input and all outputs, else one output; else with its own inputs and outputs."""
     if card is None:
         with suppress(UsageError):
-            return choose_image_input(graph, card)
+            return _require_one_input(graph.with_endpoints([_image_input(graph, card)], None))
     with suppress(UsageError):
         return choose_image_endpoints(graph, card, cards)
     return graph

@@ -233,15 +233,10 @@ class Model:
             return None
         return source, result
 
-    def with_graph(self, graph: Graph, trace: "Trace | None" = None) -> Self:
-        """Return a copy with a rewritten graph.
-
-        Args:
-            graph: the rewritten graph.
-            trace: record of the recipe that rewrote it.
-        """
+    def with_graph(self, graph: Graph) -> Self:
+        """Return a copy with a rewritten graph."""
         signature = self.signature.following(self.graph, graph) if self.signature else None
-        return replace(self, runnable=graph, signature=signature, trace=trace)
+        return replace(self, runnable=graph, signature=signature, trace=None)
 
     @public
     def with_endpoints(

@@ -7,7 +7,7 @@ registers them, or one of its transforms. No other code is imported: models and 
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -41,12 +41,11 @@ class UncachedLoader(SourceFileLoader):
         return code
 
 
-def find_transform(name: str, names: Iterable[str] | None = None) -> Transform:
+def find_transform(name: str) -> Transform:
     """Return the transform of a name; the plugins of installed distributions are loaded if it is not built in.
 
     Args:
         name: name in recipes.
-        names: names that the hint may suggest; None if all.
 
     Raises:
         RecipeError: the name is not registered; the hint suggests similar names.
@@ -56,7 +55,7 @@ def find_transform(name: str, names: Iterable[str] | None = None) -> Transform:
     problems = load_installed()
     if name in REGISTRY:
         return REGISTRY[name]
-    near = did_you_mean(name, names or REGISTRY)
+    near = did_you_mean(name, REGISTRY)
     raise RecipeError(
         f"Transform '{name}' not recognized",
         hint=near or (problems[0] if problems else "quantkit transforms list shows all"),

@@ -45,7 +45,6 @@ import psutil
 import quantkit as qk
 from quantkit.batch_inference import BatchInference, MeasuredParts, simulate_run, workflow
 from quantkit.batch_inference.service import InferenceService, InferenceTask, ShardResult
-from quantkit.batch_inference.simulation import ring_all_reduce_seconds
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.data import Dataset, InputPipeline, as_dataset, preparation, prepare_batches
 from quantkit.evaluation.opened_model import open_model
@@ -329,7 +328,8 @@ def measure_all_reduce() -> list[dict[str, float]]:
     for count in (2, 3, 4):
         for size in sizes:
             seconds = pair[size] if count == 2 else ring_seconds(count, size)
-            predicted = ring_all_reduce_seconds(size, count, bandwidth=bandwidth, latency=latency)
+            # Each member sends 2 (count - 1) pieces of the gradients to its neighbor.
+            predicted = 2 * (count - 1) * (latency + size / (count * bandwidth))
             rows.append({"members": count, "bytes": size, "seconds": seconds, "predicted_seconds": predicted})
     return rows
 

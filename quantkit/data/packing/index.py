@@ -100,7 +100,8 @@ class Journal:
         """Return the shards that are complete and whose samples and options have not changed, by file name."""
         digests = {task.file: task.digest for task in tasks}
         finished = {}
-        for shard in (*self._read_index(), *self._read_lines()):
+        indexed = read_index(self._index).shards if self._index.exists() else ()
+        for shard in (*indexed, *self._read_lines()):
             is_same = digests.get(shard.file) == shard.source_digest
             path = self._folder / shard.file
             if is_same and path.is_file() and path.stat().st_size == shard.num_bytes:
@@ -119,9 +120,6 @@ class Journal:
             file.write(f"{json.dumps(shard.to_json())}\n")
             file.flush()
             os.fsync(file.fileno())
-
-    def _read_index(self) -> tuple[Shard, ...]:
-        return read_index(self._index).shards if self._index.exists() else ()
 
     def _read_lines(self) -> list[Shard]:
         if not self.path.exists():

@@ -269,14 +269,13 @@ def _roll(_: Node, inputs: Sequence[Array]) -> Array:
     return np.roll(x, sizes(shift), [axis_of(index, x.ndim) for index in sizes(axis)])
 
 
-def space_to_batch(x: Array, blocks: tuple[int, ...], paddings: Array, fill: float = 0) -> Array:
+def space_to_batch(x: Array, blocks: tuple[int, ...], paddings: Array) -> Array:
     """Move blocks of the spatial axes into the batch.
 
     Args:
         x: (n, s_1 ... s_m, ...).
         blocks: m block sizes.
         paddings: (m, 2), padding of the spatial axes before they are divided into blocks.
-        fill: value of the padding.
 
     Returns:
         (n * prod(blocks), (s_1 + padding) / block_1, ...).
@@ -286,7 +285,7 @@ def space_to_batch(x: Array, blocks: tuple[int, ...], paddings: Array, fill: flo
     """
     count = len(blocks)
     widths = [(0, 0), *((int(a), int(b)) for a, b in paddings), *[(0, 0)] * (x.ndim - 1 - count)]
-    x = np.pad(x, widths, constant_values=fill)
+    x = np.pad(x, widths)
     rest = x.shape[count + 1 :]
     cut: list[int] = [x.shape[0]]
     for size, block in zip(x.shape[1 : count + 1], blocks, strict=True):
