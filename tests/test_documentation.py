@@ -16,6 +16,7 @@ import pytest
 from documentation_tables import PAGES, fill_tables
 from PIL import Image
 from records import example, write_records
+from transcripts import COMMAND, lines_without_digits
 
 from quantkit.ir.tensor import Array
 
@@ -23,7 +24,6 @@ ROOT = Path(__file__).parent.parent
 PANDA = ROOT.parent / "shared" / "inception_v3" / "cropped_panda.jpg"
 # Guides with a test of their own.
 TESTED_ELSEWHERE = {"add-a-runtime.md", "add-a-target.md", "installation.md", "write-a-transform.md"}
-COMMAND = re.compile(r"^\$ (.*?(?:'\n(?:[^$].*\n)*?.*')?)\n((?:[^$\n].*\n|\n)*)", re.MULTILINE)
 # Step of a CI job.
 STEP = re.compile(r"^ *- run: (quantkit .*)$", re.MULTILINE)
 
@@ -191,11 +191,6 @@ def test_command_runs(
         r"quantkit (benchmark|quantize|optimize|doctor|models)", command
     ):  # their output depends on the machine
         assert set(lines_without_digits(transcript)) - {"..."} <= set(lines_without_digits(process.stdout))
-
-
-def lines_without_digits(text: str) -> list[str]:
-    """Return the lines with each number replaced by 0: times, sizes and versions vary."""
-    return [re.sub(r"\d+(\.\d+)*(e-\d+)?", "0", line).rstrip() for line in text.splitlines() if line.strip()]
 
 
 @pytest.mark.engine

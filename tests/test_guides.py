@@ -8,6 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from transcripts import COMMAND, lines_without_digits
 
 ROOT = Path(__file__).parent.parent
 GUIDES = ROOT / "assets" / "guides"
@@ -15,8 +16,6 @@ GUIDES = ROOT / "assets" / "guides"
 STEP_BY_STEP = ("write-a-transform.md",)
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\S+\.(?:py|toml))(, continued)?\n")
-# A command, and the output that the page shows for it; a quoted argument may go over several lines.
-_COMMAND = re.compile(r"^\$ (.*?(?:'\n(?:[^$].*\n)*?.*')?)\n((?:[^$\n].*\n|\n)*)", re.MULTILINE)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -61,13 +60,8 @@ def run_command(folder: Path, command: str, output: str) -> None:
         command, shell=True, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    missing = set(without_numbers(output)) - {"..."} - set(without_numbers(done.stdout))
+    missing = set(lines_without_digits(output)) - {"..."} - set(lines_without_digits(done.stdout))
     assert not missing, f"{command}\n{done.stdout}"
-
-
-def without_numbers(text: str) -> list[str]:
-    """Return the lines of a text with 0 in place of each number."""
-    return [re.sub(r"\d+(\.\d+)*(e-\d+)?", "0", line).rstrip() for line in text.splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize("name", STEP_BY_STEP)
@@ -81,7 +75,7 @@ def test_guide(name: str, tmp_path: Path) -> None:
         elif kind == "python":
             run_program(tmp_path, block)
         elif kind == "console":
-            for command, output in _COMMAND.findall(block):
+            for command, output in COMMAND.findall(block):
                 run_command(tmp_path, command, output)
                 num_commands += 1
     assert num_commands == text.count("\n$ ") > 0

@@ -5,13 +5,13 @@ import shlex
 import subprocess
 import sys
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 from fingerprint import fingerprint
 
 from quantkit.data.random_inputs import random_arrays
@@ -20,8 +20,6 @@ from quantkit.runtimes import open_session
 
 pytestmark = pytest.mark.models
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 EXPECTED = json.loads((Path(__file__).parent / "golden" / "standin.json").read_text())
 PANDA = Path(__file__).parent.parent.parent / "shared" / "inception_v3" / "cropped_panda.jpg"
 

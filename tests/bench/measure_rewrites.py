@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,19 +33,10 @@ from quantkit.runtimes import open_session
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
-from spread_graphs import with_batch_norms, with_clamps, with_pads, with_preprocessing  # noqa: E402
+from spread_graphs import REWRITES  # noqa: E402
 
 CARDS = ("inception_v3", "mobilenet_v2")
 RUNTIMES = ("tensorflow", "onnxruntime", "openvino", "litert")
-# Function that prepares the folded network such that the rewrite has a match.
-REWRITES: Mapping[str, Callable[[Graph], Graph]] = {
-    "pool_after_projection": lambda graph: graph,
-    "merge_sibling_convolutions(gain=0)": lambda graph: graph,
-    "absorb_preprocessing": with_preprocessing,
-    "fold_pads": with_pads,
-    "fold_clamps": with_clamps,
-    "fold_batch_norms": with_batch_norms,
-}
 TOLERANCE = 1e-5
 INPUTS = 2
 

@@ -103,16 +103,18 @@ def test_a_measurement_replaces_the_fixed_thread_advice() -> None:
     assert "quantkit benchmark digits@onnxruntime --intra-op 1 --inter-op 2" in str(faster)
 
 
+@pytest.fixture
+def only_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    only = {"reference": diagnosis.find_runtime("reference")}
+    monkeypatch.setattr(diagnosis, "runtimes", lambda: only)
+
+
 def doctor(*arguments: str) -> int:
     code: int = import_module("quantkit.cli").main(["doctor", "-q", *arguments])
     return code
 
 
-def test_command_runs_the_model_in_each_runtime(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    only_numpy = {"reference": diagnosis.find_runtime("reference")}
-    monkeypatch.setattr(diagnosis, "runtimes", lambda: only_numpy)
+def test_command_runs_the_model_in_each_runtime(only_numpy: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "quantkit.doctor/2"
@@ -143,10 +145,8 @@ def test_log_of_onednn_is_read(monkeypatch: pytest.MonkeyPatch, name: str) -> No
 
 
 def test_measurement_is_a_sweep_of_the_prepared_model(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    only_numpy: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only_numpy = {"reference": diagnosis.find_runtime("reference")}
-    monkeypatch.setattr(diagnosis, "runtimes", lambda: only_numpy)
     monkeypatch.setattr(diagnosis, "SWEEP_BUDGET", 2.0)
     assert doctor("--json", "--measure", "--runtime", "reference") == 0
     document = json.loads(capsys.readouterr().out)["measured"]
@@ -154,11 +154,7 @@ def test_measurement_is_a_sweep_of_the_prepared_model(
     assert document["best"]["command"].startswith("quantkit benchmark digits@reference")
 
 
-def test_library_and_command_give_the_same_document(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    only_numpy = {"reference": diagnosis.find_runtime("reference")}
-    monkeypatch.setattr(diagnosis, "runtimes", lambda: only_numpy)
+def test_library_and_command_give_the_same_document(only_numpy: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor("--json") == 0
     document = json.loads(capsys.readouterr().out)
     state = replace(diagnosis.diagnose(), targets=diagnose_targets(["reference"]))

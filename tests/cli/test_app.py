@@ -8,20 +8,17 @@ import subprocess
 import sys
 import time
 from importlib import import_module
-from importlib.metadata import entry_points
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 
 from quantkit.formats import load, save
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 FLOAT = {"T": DType.FLOAT}
 GRAPH = Graph.of(

@@ -4,13 +4,11 @@ import shutil
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from command_line import main
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 APP = import_module("quantkit.cli._app")
 
 

@@ -1,10 +1,10 @@
 """Missing files, unknown names and unreadable formats are errors before a model is loaded, converted or run."""
 
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.errors import InputError, QuantkitError, UnavailableError, UsageError
@@ -12,8 +12,6 @@ from quantkit.formats.files import save
 from quantkit.ir.text import from_text
 from quantkit.model import loading
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 GRAPH = from_text("dialect: onnx\ninputs: x\noutputs: y\nx = Placeholder[?x4]()\nw = Constant[4x3]()\ny = MatMul(x, w)")
 COMMANDS = (
     ("compare M T", 4, "the layers of T cannot be read"),

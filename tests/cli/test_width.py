@@ -1,12 +1,10 @@
 """Tables fit into 80 columns."""
 
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from command_line import main
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 DATA = str(Path(__file__).parents[2] / "assets" / "digits_heldout.npz")
 
 

@@ -28,8 +28,8 @@ def main(python: str, part: str = "") -> None:
         raise SystemExit(f"{len(outputs)} results of {len(cases)} cases:\n{process.stderr[-2000:]}")
     results = recorded_results() if part and RESULTS_FILE.exists() else {}
     results |= {case.name: record_of(json.loads(output), case) for case, output in zip(cases, outputs, strict=True)}
-    names = [case.name for case in classic_cases()]
-    write_results({name: results[name] for name in names if name in results})
+    names = {case.name for case in classic_cases()}
+    write_results({name: result for name, result in results.items() if name in names})
 
 
 if __name__ == "__main__":

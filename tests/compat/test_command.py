@@ -1,10 +1,10 @@
 """Classic mode from the command line, and from Python."""
 
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from classic_nodes import const, node, placeholder
+from command_line import main
 
 from quantkit.compat import parse_classic, run_classic
 from quantkit.compat.transforms import CLASSIC, classic_transform, find_classic
@@ -12,9 +12,6 @@ from quantkit.errors import GraphError, RecipeError
 from quantkit.formats import load, save
 from quantkit.ir.graph import Graph, Versions
 from quantkit.transforms import registry
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 # All names in the registry of the last release of the original.
 NAMES = """

@@ -1,19 +1,16 @@
 """Output of the original summarize_graph."""
 
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import main
 
 from quantkit.compat.summarize_graph import classic_summary, debug_string
 from quantkit.formats import save
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ir.text import from_text
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 GRAPH = from_text(
     """

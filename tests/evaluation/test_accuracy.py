@@ -1,11 +1,11 @@
 """Evaluation of the digits model, from Python and on the command line."""
 
 import json
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import main
 from records import example, write_records
 
 import quantkit as qk
@@ -22,8 +22,6 @@ from quantkit.recipes import rewrite
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 HELDOUT = ASSETS / "digits_heldout.npz"
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 
 @pytest.fixture(scope="module")

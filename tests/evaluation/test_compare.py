@@ -1,13 +1,13 @@
 """Comparison of two versions of a model: pairs of tensors, SQNR and the first bad layer."""
 
 import json
-from importlib.metadata import entry_points
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.errors import CheckError, GraphError, InputError, UsageError
@@ -26,8 +26,6 @@ from quantkit.recipes import rewrite
 from quantkit.runtimes.session import RuntimeVersion
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 FLOAT = {"T": DType.FLOAT}
 CONVOLUTION = {"strides": (1, 1, 1, 1), "padding": b"SAME", **FLOAT}
 RANDOM = np.random.default_rng(5)

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import entry_points
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 from varying_sizes import FLOAT, NODE, make_model
 
 import quantkit.runtimes
@@ -27,8 +27,6 @@ from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions
 pytest.importorskip("onnx", reason="pip install onnx")
 import onnx
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 RANDOM = np.random.default_rng(3)
 DATA: Array = RANDOM.normal(size=(3, 8)).astype(np.float32)
 ONNXRUNTIME = ("onnxruntime", "onnxruntime")

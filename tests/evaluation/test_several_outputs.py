@@ -1,18 +1,16 @@
 """Models with several outputs: the output with the class scores is named, found, or required; never assumed."""
 
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 pytestmark = pytest.mark.engine
 
 RANDOM = np.random.default_rng(0)

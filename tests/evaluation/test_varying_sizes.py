@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 from varying_sizes import CONSTANTS, DETECTORS, FLOAT, IMAGES, INT64, NETWORKS, NODE, STEM, make_model, write
 
 import quantkit as qk
@@ -19,8 +19,6 @@ from quantkit.ir.tensor import Array
 from quantkit.model.endpoints import SCORES_HINT, SIZES_HINT
 from quantkit.runtimes import open_session
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 pytestmark = pytest.mark.engine
 RUNTIME = "onnxruntime"
 

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import serving_loader
+from command_line import main
 
 import quantkit as qk
 from quantkit.formats import meta_graphs
@@ -19,9 +19,6 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.model import load
 from quantkit.recipes import rewrite
 from quantkit.runtimes import tensorflow
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 TENSORFLOW = tensorflow.RUNTIME.available()
 requires_tensorflow = [

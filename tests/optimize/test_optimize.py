@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 from measurements import make_measurement
 
 import quantkit as qk
@@ -19,8 +19,6 @@ from quantkit.optimize.drop import Drop
 
 pytest.importorskip("onnx", reason="pip install onnx")
 pytestmark = pytest.mark.engine
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 DATA = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
 RUNTIMES = ("onnxruntime", "openvino")
 Milliseconds = Callable[[Candidate], float]

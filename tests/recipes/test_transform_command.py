@@ -1,18 +1,15 @@
 """``quantkit transform``: verification, undone steps, traces and recipe files."""
 
 import json
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import main
 
 from quantkit.formats import load, save
 from quantkit.ir.text import from_text
 from quantkit.recipes.named import RECIPES
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 WRONG = '''
 from quantkit.rewriting import constant, transform
@@ -105,34 +102,18 @@ def test_data_that_matches_no_input(arguments: list[str], tmp_path: Path, capsys
     assert "cannot tell which inputs" in capsys.readouterr().err
 
 
+def transform_digits(folder: Path) -> list[str]:
+    return f"transform digits -o {folder}/out.pb --recipe inference --runtime reference".split()
+
+
 def test_images_are_preprocessed_for_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = Path(__file__).parent.parent.parent / "assets" / "digit_3.png"
-    arguments = [
-        "transform",
-        "digits",
-        "-o",
-        str(tmp_path / "out.pb"),
-        "--recipe",
-        "inference",
-        "--runtime",
-        "reference",
-    ]
-    assert main([*arguments, "--verify", "--data", str(image)]) == 0
+    assert main([*transform_digits(tmp_path), "--verify", "--data", str(image)]) == 0
     assert "verified on the given data" in capsys.readouterr().out
 
 
 def test_quiet_prints_only_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "transform",
-        "digits",
-        "-o",
-        str(tmp_path / "out.pb"),
-        "--recipe",
-        "inference",
-        "--runtime",
-        "reference",
-    ]
-    assert main([*arguments, "--verify", "-q"]) == 0
+    assert main([*transform_digits(tmp_path), "--verify", "-q"]) == 0
     captured = capsys.readouterr()
     assert [line.partition(" ")[0] for line in captured.out.splitlines()] == ["verified", f"{tmp_path}/out.pb:"]
     assert not captured.err

@@ -2,12 +2,12 @@
 
 import json
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 from plugin_distribution import forget_plugins, write_distribution
 
 import quantkit as qk
@@ -17,9 +17,6 @@ from quantkit.ir.text import from_text
 from quantkit.recipes import Recipe, Step, as_recipe, parse
 from quantkit.recipes.named import RECIPE_REGISTRY, RECIPES, find_recipe
 from quantkit.recipes.trace import Trace
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 GRAPH = from_text(
     """

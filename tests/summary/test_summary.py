@@ -1,9 +1,9 @@
 import re
 import shlex
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
+from command_line import main
 
 import quantkit as qk
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -11,9 +11,6 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.ops.memory import Peak
 from quantkit.summary import Summary, summarize
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 
 def build_layer(*batch: int | None) -> Graph:

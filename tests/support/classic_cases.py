@@ -157,8 +157,8 @@ def recorded_results() -> dict[str, dict[str, Any]]:
 
 
 def write_results(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the original's results, one line for each case."""
-    lines = [f"{json.dumps(name)}: {json.dumps(result, separators=(',', ':'))}" for name, result in results.items()]
+    """Write the original's results, one line for each case, sorted by name."""
+    lines = [f"{json.dumps(name)}: {json.dumps(results[name], separators=(',', ':'))}" for name in sorted(results)]
     RESULTS_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -1,5 +1,7 @@
 """Exact inverses of rewrites: graphs as exporters write them, for tests and measurements of the rewrites."""
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from quantkit.ir.draft import Draft
@@ -73,3 +75,14 @@ def with_preprocessing(graph: Graph, mean: float = 128, std: float = 128) -> Gra
     draft = Draft(graph)
     draft.replace(source.name, pixels, middle, factor, centered, prepared)
     return draft.graph().with_(inputs=(Edge("pixels"),))
+
+
+# Function that prepares the folded network such that the rewrite has a match.
+REWRITES: Mapping[str, Callable[[Graph], Graph]] = {
+    "pool_after_projection": lambda graph: graph,
+    "merge_sibling_convolutions(gain=0)": lambda graph: graph,
+    "absorb_preprocessing": with_preprocessing,
+    "fold_pads": with_pads,
+    "fold_clamps": with_clamps,
+    "fold_batch_norms": with_batch_norms,
+}

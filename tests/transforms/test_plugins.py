@@ -4,10 +4,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from command_line import main
 
 import quantkit.transforms  # noqa: F401  (fills the _restore_registry)
 from quantkit.errors import RecipeError
@@ -15,9 +15,6 @@ from quantkit.ir.text import from_text
 from quantkit.recipes import parse, rewrite, run
 from quantkit.transforms.plugins import find_transform, load_file, load_installed
 from quantkit.transforms.registry import REGISTRY
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 GRAPH = from_text('inputs: x\noutputs: y\nx = Placeholder[2]()\ny = Neg(x, T=float) @"/cpu:0"')
 GOOD = '''

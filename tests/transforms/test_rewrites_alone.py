@@ -2,22 +2,13 @@
 
 import numpy as np
 import pytest
-from spread_graphs import with_batch_norms, with_clamps, with_pads, with_preprocessing
+from spread_graphs import REWRITES
 
 import quantkit as qk
 from quantkit import recipes
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.runtimes import open_session, runtimes
-
-FORMS = {
-    "pool_after_projection": lambda graph: graph,
-    "merge_sibling_convolutions(gain=0)": lambda graph: graph,
-    "absorb_preprocessing": with_preprocessing,
-    "fold_pads": with_pads,
-    "fold_clamps": with_clamps,
-    "fold_batch_norms": with_batch_norms,
-}
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +27,9 @@ def predict(graph: Graph, runtime: str) -> Array:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("runtime", [name for name, runtime in runtimes().items() if runtime.available().ok])
-@pytest.mark.parametrize("rewrite", FORMS)
+@pytest.mark.parametrize("rewrite", REWRITES)
 def test_outputs_stay_in_every_runtime(rewrite: str, runtime: str, digits: Graph) -> None:
-    before = FORMS[rewrite](digits)
+    before = REWRITES[rewrite](digits)
     after = recipes.rewrite(before, rewrite)
     assert after != before
     np.testing.assert_allclose(predict(after, runtime), predict(before, runtime), rtol=0, atol=1e-5)

@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.errors import GraphError, InputError, UsageError
@@ -20,9 +20,6 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.model.exporters.files import OutputFile, save
 from quantkit.runtimes import find_runtime
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 FLOAT = {"T": DType.FLOAT}
 W = np.arange(4 * 600, dtype=np.float32).reshape(4, 600) / 1024

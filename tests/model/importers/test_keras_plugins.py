@@ -4,12 +4,12 @@ import json
 import sys
 import zipfile
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.errors import InputError, RecipeError
@@ -17,9 +17,6 @@ from quantkit.transforms.plugins import load_file
 
 pytest.importorskip("tensorflow")
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 PLUGIN = """import keras
 

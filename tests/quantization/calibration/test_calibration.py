@@ -49,6 +49,12 @@ def ranges_of(
         return collect_ranges(session, plan, split_batches(session.inputs, batches, size), **options)
 
 
+def interrupted(samples: Array) -> Iterator[Array]:
+    """Yield seven samples before the interrupt of the user."""
+    yield samples[:7]
+    raise KeyboardInterrupt
+
+
 def test_ranges_are_those_of_the_data() -> None:
     graph = network()
     plan = annotate(graph, SCHEME)
@@ -88,12 +94,8 @@ def test_an_interrupted_calibration_resumes(tmp_path: Path) -> None:
     plan = annotate(network(), Scheme(bias_correction=True))
     state = tmp_path / "ranges.state.npz"
 
-    def broken() -> Iterator[Array]:
-        yield SAMPLES[:7]
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        ranges_of(plan, broken(), resume=state)
+        ranges_of(plan, interrupted(SAMPLES), resume=state)
     assert state.exists()
     reports: list[Progress] = []
     resumed = ranges_of(plan, [SAMPLES], resume=state, on_progress=reports.append)
@@ -117,12 +119,8 @@ def test_warnings_survive_an_interruption(tmp_path: Path) -> None:
     first = SAMPLES.copy()
     first[2, 1] = np.nan
 
-    def broken() -> Iterator[Array]:
-        yield first[:7]
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        ranges_of(plan, broken(), graph, resume=state)
+        ranges_of(plan, interrupted(first), graph, resume=state)
     warnings = ranges_of(plan, [first], graph, resume=state).warnings
     assert warnings == ranges_of(plan, [first], graph).warnings
     assert warnings[0].startswith("x: NaN in 1 values")
@@ -132,12 +130,8 @@ def test_a_state_of_other_data_is_an_error(tmp_path: Path) -> None:
     plan = annotate(network(), SCHEME)
     state = tmp_path / "ranges.state.npz"
 
-    def broken() -> Iterator[Array]:
-        yield SAMPLES[:7]
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        ranges_of(plan, broken(), resume=state)
+        ranges_of(plan, interrupted(SAMPLES), resume=state)
     with pytest.raises(InputError, match="ran on other data"):
         ranges_of(plan, [SAMPLES[::-1]], resume=state)
     with pytest.raises(InputError, match="ran on other data"):

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.formats import load, save
@@ -17,8 +17,6 @@ from quantkit.quantization import Scheme, annotate
 from quantkit.recipes import rewrite
 
 HELDOUT = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 TARGETS = {"onnx": "q.onnx", "tensorflow": "q.pb"}
 # The first layer and its only consumer; one branch of the first concat.
 FIRST, SECOND, BRANCH = "conv", "conv_1", "mixed/conv"

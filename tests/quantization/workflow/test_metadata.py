@@ -1,12 +1,12 @@
 """Preprocessing and labels travel in the quantized file, and every command uses them."""
 
 import json
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 from PIL import Image
 
 import quantkit as qk
@@ -15,9 +15,6 @@ from quantkit.errors import InputError
 from quantkit.formats.content_digest import content_digest
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 SIZE, NUM_CLASSES = 12, 6
 MEAN, STD = (123.68, 116.78, 103.94), (58.4, 57.1, 57.4)

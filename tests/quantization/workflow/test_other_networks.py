@@ -2,19 +2,17 @@
 
 import json
 import re
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 FLOAT: dict[str, Attr] = {"T": DType.FLOAT}
 OUTPUTS = {"onnx": "q.onnx", "tensorflow": "q.pb", "eightbit": "q.pb"}
 RANDOM = np.random.default_rng(3)

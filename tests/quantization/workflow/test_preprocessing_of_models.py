@@ -2,11 +2,11 @@
 
 import json
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import main
 from PIL import Image
 
 import quantkit as qk
@@ -15,9 +15,6 @@ from quantkit.errors import CheckError
 from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Ranges
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 SIZE, NUM_CLASSES, NUM_IMAGES, NOISE = 12, 10, 60, 40
 RANDOM = np.random.default_rng(0)

@@ -3,12 +3,12 @@
 import json
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.formats.content_digest import content_digest
@@ -16,8 +16,6 @@ from quantkit.progress import Progress
 from quantkit.quantization import Plan, Ranges
 from quantkit.quantization.fallback import Fallback, Loss
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 IMAGES = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
 HELD_OUT = "HELD_OUT"  # stands for a file of a few images, which each test writes
 FILES = {"onnx": "digits.onnx", "tensorflow": "digits.pb", "eightbit": "digits.pb", "litert": "digits.tflite"}

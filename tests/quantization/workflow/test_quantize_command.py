@@ -1,12 +1,12 @@
 import json
 import re
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 
 import quantkit as qk
 from quantkit.errors import GraphError
@@ -18,9 +18,6 @@ from quantkit.quantization.fallback import Loss
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.zoo.cards import find_card
-
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """Inputs of unknown rank, scalars, inputs without a batch axis, and strings, in every command that takes data."""
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import main
 from records import example, write_records
 
 import quantkit as qk
@@ -17,8 +17,6 @@ from quantkit.ir.text import from_text
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.significant_bits import round_range
 
-(ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
-main = ENTRY.load()
 RANDOM = np.random.default_rng(5)
 ROWS: Array = RANDOM.normal(size=(8, 16)).astype(np.float32)
 WEIGHTS: Array = RANDOM.normal(size=(16, 8)).astype(np.float32)
