@@ -43,7 +43,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_prints_well(value: Any) -> None:
     """Check that a result has a text, an HTML form for notebooks, and a JSON document."""
-    assert type(value).__str__ is not object.__str__
+    assert not str(value).startswith("<"), "the text is that of every object"
     assert value._repr_html_().startswith("<")
     assert json.loads(json.dumps(value.to_json()))
 
