@@ -165,15 +165,15 @@ def collect_markdown(source: str, path: str) -> Iterator[Text]:
 def collect_python(source: str, path: str, *, strings: bool = True) -> Iterator[Text]:
     """Yield docstrings, messages, help texts and defined names of a Python file."""
     tree = ast.parse(source)
-    docstrings = set[int]()
-    for node in ast.walk(tree):
+    nodes, docstrings = list(ast.walk(tree)), set[int]()
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _docstrings(node, path, docstrings)
-    for node in ast.walk(tree):
+    for node in nodes:
         yield from _names(node, path)
     if strings:
-        kinds = {id(part): kind for node in ast.walk(tree) for part, kind in _text_arguments(node)}
-        yield from _strings(tree, path, docstrings, kinds)
+        kinds = {id(part): kind for node in nodes for part, kind in _text_arguments(node)}
+        yield from _strings(nodes, path, docstrings, kinds)
 
 
 def _docstrings(
@@ -232,14 +232,14 @@ def _text_arguments(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield from ((part, "string") for argument in node.args for part in ast.walk(argument))
 
 
-def _strings(tree: ast.AST, path: str, docstrings: set[int], kinds: Mapping[int, str]) -> Iterator[Text]:
+def _strings(nodes: Iterable[ast.AST], path: str, docstrings: set[int], kinds: Mapping[int, str]) -> Iterator[Text]:
     """Yield strings in arguments that people read, and all others that look like a sentence.
 
     Args:
         kinds: ``string`` or ``help`` by the identity of a literal in an argument.
     """
     excluded = set(docstrings)
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.JoinedStr(values=values):
                 excluded.update(id(value) for value in values)

@@ -49,7 +49,7 @@ def ranges_of(
         return collect_ranges(session, plan, split_batches(session.inputs, batches, size), **options)
 
 
-def interrupted(samples: Array) -> Iterator[Array]:
+def read_some(samples: Array) -> Iterator[Array]:
     """Yield seven samples before the interrupt of the user."""
     yield samples[:7]
     raise KeyboardInterrupt
@@ -95,7 +95,7 @@ def test_an_interrupted_calibration_resumes(tmp_path: Path) -> None:
     state = tmp_path / "ranges.state.npz"
 
     with pytest.raises(KeyboardInterrupt):
-        ranges_of(plan, interrupted(SAMPLES), resume=state)
+        ranges_of(plan, read_some(SAMPLES), resume=state)
     assert state.exists()
     reports: list[Progress] = []
     resumed = ranges_of(plan, [SAMPLES], resume=state, on_progress=reports.append)
@@ -120,7 +120,7 @@ def test_warnings_survive_an_interruption(tmp_path: Path) -> None:
     first[2, 1] = np.nan
 
     with pytest.raises(KeyboardInterrupt):
-        ranges_of(plan, interrupted(first), graph, resume=state)
+        ranges_of(plan, read_some(first), graph, resume=state)
     warnings = ranges_of(plan, [first], graph, resume=state).warnings
     assert warnings == ranges_of(plan, [first], graph).warnings
     assert warnings[0].startswith("x: NaN in 1 values")
@@ -131,7 +131,7 @@ def test_a_state_of_other_data_is_an_error(tmp_path: Path) -> None:
     state = tmp_path / "ranges.state.npz"
 
     with pytest.raises(KeyboardInterrupt):
-        ranges_of(plan, interrupted(SAMPLES), resume=state)
+        ranges_of(plan, read_some(SAMPLES), resume=state)
     with pytest.raises(InputError, match="ran on other data"):
         ranges_of(plan, [SAMPLES[::-1]], resume=state)
     with pytest.raises(InputError, match="ran on other data"):

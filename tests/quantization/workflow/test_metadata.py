@@ -108,8 +108,8 @@ def test_compare_run_and_end_to_end_use_them(
         assert model.find_basis(session.inputs) == Preprocessing(
             SIZE, SIZE, 3, MEAN, STD, color_order="bgr", origin=Origin.FILE
         )
-    timed = ["benchmark", f"{folder / name}", "--end-to-end", "--data", str(folder / "images"), "--runs", "3"]
-    assert main([*timed, "-q"]) == 0
+    timed = ["benchmark", f"{folder / name}", "--end-to-end", "--data", str(folder / "images")]
+    assert main([*timed, "--runs", "3", "--warmup", "1", "--processes", "1", "-q"]) == 0
 
 
 def test_explicit_flags_come_before_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
