@@ -137,7 +137,7 @@ def test_values_far_from_the_expected_range_make_the_agreement_meaningless(image
     assert [message for message in messages if message.startswith("warning: ")]
     assert result.to_json()["doubts"] == list(result.report.accuracy.doubts)
     assert result.report.next_step is not None
-    assert "barely vary" in result.report.next_step.reason
+    assert "expects" in result.report.next_step.reason
 
 
 @pytest.mark.engine
