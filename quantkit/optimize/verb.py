@@ -13,29 +13,25 @@ import numpy as np
 
 from quantkit.arguments import (
     as_names,
-    as_shapes,
     expand_user,
     parse_duration,
     public,
-    require_callable,
     require_choice,
-    require_flag,
     require_fraction,
     require_names,
     require_natural,
     require_path,
-    require_positive,
     require_text,
     without_none,
 )
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.sampling.candidate import digest
-from quantkit.data import Dataset, PreprocessingOptions, as_dataset
+from quantkit.data import Dataset, as_dataset
 from quantkit.data.pipeline import rank_of
 from quantkit.data.preprocessing import ColorOrder
 from quantkit.distribution import NAME
 from quantkit.errors import InputError, QuantkitError, UsageError
-from quantkit.evaluation.tasks import Score, find_task
+from quantkit.evaluation.tasks import Score
 from quantkit.formats import check_folder, check_outputs, check_target
 from quantkit.formats.documents import check_structure
 from quantkit.formats.temporary import OwnedFolder
@@ -64,7 +60,7 @@ from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.calibration_run import compute_reference, is_read_once
 from quantkit.quantization.workflow.description import RECEIPT_SCHEMA
 from quantkit.quantization.workflow.float_reference import FloatReference
-from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, Options
+from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, IMAGE_ARGUMENTS, Options
 from quantkit.quantization.workflow.preparation import load_float_model
 from quantkit.runtimes import REFERENCE, find_runtime
 from quantkit.runtimes import runtimes as all_runtimes
@@ -76,6 +72,9 @@ DEFAULT_PRECISIONS = ("float32", "bfloat16", "int8")
 # Suffixes of the files of a search.
 SUFFIXES = tuple(find_target(name).suffixes[0] for name in TARGETS)
 MAX_DROP, TIME_BUDGET = 0.01, 600.0
+# Arguments as in `quantize`: of the files that are built, and of the float model.
+CALIBRATING = ("task", "limit", "labels", *IMAGE_ARGUMENTS)
+LOADING = ("inputs", "outputs", "signature", "tags", "checkpoint", "input_shapes", "random_weights", "offline")
 # Arguments of a search that its receipt contains, and the types of the goal.
 REPEATED = ("objective", "max_drop", "precisions", "runtimes", "seed", "time_budget")
 _GOAL = {"objective": str, "max_drop": float | int, "precisions": [str], "runtimes": [str], "seed": int}
@@ -161,19 +160,15 @@ def optimize(
         InputError: a model, file or dataset is missing or broken.
         OptimizationInterrupted: Ctrl-C, with the best that is known.
     """
+    arguments = dict(locals())
+    shared = {name: arguments[name] for name in (*CALIBRATING, *LOADING, "held_out", "on_progress", "on_message")}
+    options = Options.of(calibration=data, **shared)
     require_fraction(max_drop=max_drop)
     require_choice(OBJECTIVES, objective=objective)
-    require_positive(limit=limit)
     require_natural(seed=seed)
-    require_flag(random_weights=random_weights, offline=offline)
-    require_text(server=server, **without_none(signature=signature))
-    require_names(precisions=precisions, **without_none(runtimes=runtimes, inputs=inputs, outputs=outputs, tags=tags))
-    require_path(
-        **without_none(
-            resume=resume, output=output, labels=labels, checkpoint=checkpoint, deploy=deploy, from_receipt=from_receipt
-        )
-    )
-    require_callable(on_progress=on_progress, on_message=on_message)
+    require_text(server=server)
+    require_names(precisions=precisions, **without_none(runtimes=runtimes))
+    require_path(**without_none(resume=resume, output=output, deploy=deploy, from_receipt=from_receipt))
     start, budget = monotonic(), parse_duration(time_budget, "time_budget")
     output_path = None if output is None else expand_user(output)
     if from_receipt is not None:
@@ -201,41 +196,7 @@ def optimize(
         written["--output"] = output_path and output_path.with_name(output_path.name + suffix)
         check_outputs(written, read)
     check_sources(model, data=(data, held_out), labels=labels, runtimes=goal.runtimes)
-    options = Options(
-        calibration=data,
-        held_out=held_out,
-        task=find_task(task),
-        limit=limit,
-        labels=labels,
-        inputs=as_names(inputs),
-        outputs=as_names(outputs),
-        signature=signature,
-        tags=as_names(tags),
-        checkpoint=checkpoint,
-        input_shapes=as_shapes(input_shapes),
-        random_weights=random_weights,
-        preprocessing=PreprocessingOptions.of(
-            input_height=input_height,
-            input_width=input_width,
-            input_mean=input_mean,
-            input_std=input_std,
-            input_color_order=input_color_order,
-        ),
-        offline=offline,
-        on_progress=on_progress,
-        on_message=on_message,
-    )
-    quantize_options = {
-        "task": task,
-        "limit": limit,
-        "labels": labels,
-        "input_width": input_width,
-        "input_height": input_height,
-        "input_mean": input_mean,
-        "input_std": input_std,
-        "input_color_order": input_color_order,
-        "on_message": lambda _: None,
-    }
+    quantize_options = {name: arguments[name] for name in CALIBRATING} | {"on_message": ignore_message}
     float_model = load_float_model(model, options)
     calibration, held_out_data = _split(float_model, options)
     folder = OwnedFolder()

@@ -1,18 +1,31 @@
 """Options of `quantize`, and their contradictions, which are errors before any work starts."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from quantkit import formats
-from quantkit.arguments import expand_user
+from quantkit.arguments import (
+    as_names,
+    expand_user,
+    keywords_of,
+    parse_duration,
+    require_callable,
+    require_flag,
+    require_fraction,
+    require_names,
+    require_natural,
+    require_path,
+    require_positive,
+    require_text,
+)
 from quantkit.data import PreprocessingOptions
 from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError, UsageError
-from quantkit.evaluation.tasks import TaskMetric
+from quantkit.evaluation.tasks import TaskMetric, find_task
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.model.early_checks import check_sources
@@ -39,6 +52,21 @@ CALIBRATION_LIMIT = 100
 TIME_BUDGET = 600.0
 FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)
 FLOAT_PARTS = (ORIGINAL, FLOAT32) = ("original", "float32")
+# Arguments of each check; None is accepted where it is the default.
+_CHECKS: Mapping[Callable[..., None], tuple[str, ...]] = {
+    require_positive: ("limit",),
+    require_natural: ("seed", "runs"),
+    require_fraction: ("max_drop",),
+    require_flag: ("weights_only", "uint8_input", "reduce_range", "random_weights", "verify", "offline"),
+    require_text: ("runtime", "fallback", "float_parts", "target", "observer", "signature"),
+    require_names: ("inputs", "outputs", "tags"),
+    require_path: ("scheme", "ranges", "plan", "labels", "checkpoint", "output", "trace", "save_plan", "save_ranges"),
+    require_callable: ("on_progress", "on_message"),
+}
+# Arguments that describe images, without the class.
+IMAGE_ARGUMENTS = keywords_of(PreprocessingOptions.of)[1:]
+# Types of the values that stand for their files.
+_VALUES: Mapping[str, Any] = {"scheme": Scheme | Mapping, "ranges": Ranges, "plan": Plan}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +111,30 @@ class Options:
     save_ranges: Path | None = None
     on_progress: OnProgress = ignore_progress
     on_message: OnMessage = ignore_message
+
+    @classmethod
+    def of(cls, **arguments: Any) -> Self:
+        """Return the options of a function with arguments of `quantize`.
+
+        Raises:
+            UsageError: a value is not of the type of its argument, or out of bounds.
+        """
+        images = {name: arguments.pop(name) for name in IMAGE_ARGUMENTS if name in arguments}
+        preprocessing = PreprocessingOptions.of(**images)
+        may_be_none = {each.name for each in fields(cls) if each.default is None}
+        stated = {name: value for name, value in arguments.items() if value is not None or name not in may_be_none}
+        for check, names in _CHECKS.items():
+            values = {name: stated[name] for name in names if name in stated}
+            check(**{name: value for name, value in values.items() if not isinstance(value, _VALUES.get(name, ()))})
+        parsers: dict[str, Callable[[Any], Any]] = {
+            **dict.fromkeys(_CHECKS[require_names], as_names),
+            **dict.fromkeys(("output", "trace", "save_plan", "save_ranges"), expand_user),
+            "task": find_task,
+            "time_budget": lambda value: parse_duration(value, "time_budget"),
+            "scheme": lambda value: Scheme.from_json(value) if isinstance(value, Mapping) else value,
+        }
+        parsed = {name: parsers[name](value) if name in parsers else value for name, value in stated.items()}
+        return cls(preprocessing=preprocessing, **parsed)
 
     @cached_property
     def stated_plan(self) -> Plan | None:

@@ -5,24 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quantkit.arguments import (
-    as_names,
-    expand_user,
-    parse_duration,
-    public,
-    require_callable,
-    require_flag,
-    require_fraction,
-    require_names,
-    require_natural,
-    require_path,
-    require_positive,
-    require_text,
-    without_none,
-)
-from quantkit.data import PreprocessingOptions
+from quantkit.arguments import public
 from quantkit.data.preprocessing import ColorOrder
-from quantkit.evaluation.tasks import Score, find_task
+from quantkit.evaluation.tasks import Score
 from quantkit.formats import name_written_files
 from quantkit.formats.metadata import seal
 from quantkit.formats.sizes import measure_size
@@ -174,93 +159,10 @@ def quantize(
         UnavailableError: the target or runtime is not available in this installation.
         CheckError: this host computes the quantized model incorrectly.
     """
-    require_positive(limit=limit)
-    require_natural(seed=seed, **without_none(runs=runs))
-    require_fraction(**without_none(max_drop=max_drop))
-    preprocessing = PreprocessingOptions.of(
-        input_height=input_height,
-        input_width=input_width,
-        input_mean=input_mean,
-        input_std=input_std,
-        input_color_order=input_color_order,
-    )
-    require_flag(
-        weights_only=weights_only,
-        uint8_input=uint8_input,
-        reduce_range=reduce_range,
-        random_weights=random_weights,
-        verify=verify,
-        offline=offline,
-    )
-    require_text(
-        runtime=runtime,
-        fallback=fallback,
-        float_parts=float_parts,
-        **without_none(target=target, observer=observer, signature=signature),
-    )
-    require_names(**without_none(inputs=inputs, outputs=outputs, tags=tags))
-    require_path(
-        **without_none(
-            scheme=None if isinstance(scheme, Scheme | Mapping) else scheme,
-            ranges=None if isinstance(ranges, Ranges) else ranges,
-            plan=None if isinstance(plan, Plan) else plan,
-        ),
-        **without_none(
-            labels=labels,
-            checkpoint=checkpoint,
-            output=output,
-            trace=trace,
-            save_plan=save_plan,
-            save_ranges=save_ranges,
-        ),
-    )
-    require_callable(on_progress=on_progress, on_message=on_message)
-    options = Options(
-        calibration=calibration,
-        target=target,
-        scheme=Scheme.from_json(scheme) if isinstance(scheme, Mapping) else scheme,
-        ranges=ranges,
-        plan=plan,
-        weights_only=weights_only,
-        uint8_input=uint8_input,
-        observer=observer,
-        reduce_range=reduce_range,
-        limit=limit,
-        held_out=held_out,
-        labels=labels,
-        recipe=recipe,
-        inputs=as_names(inputs),
-        outputs=as_names(outputs),
-        signature=signature,
-        tags=as_names(tags),
-        checkpoint=checkpoint,
-        input_shapes=input_shapes,
-        random_weights=random_weights,
-        preprocessing=preprocessing,
-        runtime=runtime,
-        runs=runs,
-        finetune=finetune,
-        seed=seed,
-        max_drop=max_drop,
-        task=find_task(task),
-        fallback=fallback,
-        verify=verify,
-        trace=_path(trace),
-        float_parts=float_parts,
-        time_budget=parse_duration(time_budget, "time_budget"),
-        offline=offline,
-        output=_path(output),
-        save_plan=_path(save_plan),
-        save_ranges=_path(save_ranges),
-        on_progress=on_progress,
-        on_message=on_message,
-    )
+    arguments = dict(locals())
+    options = Options.of(**{name: value for name, value in arguments.items() if name != "model"})
     with name_written_files(options.output, options.trace, options.save_plan, options.save_ranges):
         return _run(model, options)
-
-
-def _path(value: PathLike | None) -> Path | None:
-    return None if value is None else expand_user(value)
 
 
 def _run(source: Any, options: Options) -> QuantizationResult:
