@@ -25,11 +25,12 @@ any number of them (Bonferroni; the sum is ALPHA).
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from math import ceil, exp, lgamma, log, log1p, sqrt
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
+from quantkit.benchmark.statistics.student import quantile
 from quantkit.evaluation.classification_metrics import SUM_TOLERANCE
 from quantkit.evaluation.tasks import TASKS
 from quantkit.ir.tensor import Array
@@ -44,7 +45,7 @@ DEFAULT_TASK = "regression"
 DENSITY = 1.5
 # Largest change of the samples above the median margin, relative to the distance of the class: errors are small.
 MOST_CHANGE = 0.5
-# Fewest values of a mean with a limit: the expansion of Student's quantile is wrong below 4 degrees of freedom.
+# Fewest values of a mean with a limit: the values of fewer samples are not nearly normal.
 FEWEST = 5
 # Quantized probabilities below this one are rounding errors.
 LEAST_PROBABILITY = 1e-3
@@ -176,16 +177,12 @@ def _solve(is_below: Callable[[float], bool]) -> float:
 def mean_limit(values: list[float], alpha: float) -> float:
     """Return the upper limit of a mean, which is exceeded with probability ``alpha``; 1 for fewer than `FEWEST` values.
 
-    The quantile of Student's t distribution is that of the expansion in 1 / n (Abramowitz and Stegun 1964, 26.7.5).
-
     >>> round(mean_limit([0.0, 0.01, 0.02, 0.01, 0.01], 0.05), 4)
     0.0167
     """
     if len(values) < FEWEST:
         return 1.0
-    n, z = len(values) - 1, NormalDist().inv_cdf(1 - alpha)
-    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    t = quantile(1 - 2 * alpha, len(values) - 1)
     return fmean(values) + t * stdev(values) / sqrt(len(values))
 
 

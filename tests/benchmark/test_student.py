@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from quantkit.benchmark.statistics.student import LOOKS, QUANTILES, geometric_mean, ratio_of_means
+from quantkit.benchmark.statistics.student import CONFIDENCE, LOOKS, geometric_mean, quantile, ratio_of_means
 
 VALUES = st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=40)
 
@@ -25,13 +25,16 @@ def test_interval_of_the_inverse_is_the_inverse(values: list[float]) -> None:
 
 def test_quantiles_cover_97_percent_of_normal_samples() -> None:
     """The limit of the quantiles is that of the normal distribution, 2.170."""
-    assert sorted(QUANTILES, reverse=True) == list(QUANTILES)
-    assert 2.170 < QUANTILES[-1] < 2.280
+    quantiles = [quantile(CONFIDENCE, freedom) for freedom in range(1, 41)]
+    assert sorted(quantiles, reverse=True) == quantiles
+    assert quantile(CONFIDENCE, 3000) == pytest.approx(2.170, abs=2e-3)
+    tabulated = {1: 21.205, 2: 5.643, 3: 3.896, 4: 3.298, 9: 2.574, 19: 2.346, 30: 2.278}
+    assert [quantiles[freedom - 1] for freedom in tabulated] == pytest.approx(list(tabulated.values()), abs=1e-3)
     random = np.random.default_rng(0)
     for size in (3, 5, 20, 31):
         samples = random.normal(0.1, 0.3, (4000, size))
         mean, error = samples.mean(axis=1), samples.std(axis=1, ddof=1) / np.sqrt(size)
-        covered = np.abs(mean - 0.1) <= QUANTILES[size - 2] * error
+        covered = np.abs(mean - 0.1) <= quantile(CONFIDENCE, size - 1) * error
         assert covered.mean() == pytest.approx(0.97, abs=0.01)
 
 
@@ -42,7 +45,7 @@ def test_interval_of_a_requested_width_covers_95_percent(target: float) -> None:
     covered, stopped = np.zeros(len(samples), bool), np.zeros(len(samples), bool)
     for look in LOOKS:
         part = samples[:, :look]
-        half = QUANTILES[min(look - 1, len(QUANTILES)) - 1] * part.std(axis=1, ddof=1) / np.sqrt(look)
+        half = quantile(CONFIDENCE, look - 1) * part.std(axis=1, ddof=1) / np.sqrt(look)
         stops = ~stopped & ((half <= target) | (look == LOOKS[-1]))
         covered[stops] = np.abs(part.mean(axis=1)[stops]) <= half[stops]
         stopped |= stops
