@@ -11,6 +11,7 @@ from quantkit.arguments import expand_user, public
 from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.results.report import align_columns, format_latency
 from quantkit.benchmark.sweep.result import BestSettings
+from quantkit.benchmark.sweep.state import Trial
 from quantkit.errors import UsageError
 from quantkit.formats import SUFFIXES, check_target
 from quantkit.formats.files import write_whole
@@ -19,7 +20,6 @@ from quantkit.formats.temporary import OwnedFolder
 from quantkit.optimize.deployment import Deployment, deploy
 from quantkit.optimize.drop import samples_for
 from quantkit.optimize.search import Choice, Goal, name_of
-from quantkit.optimize.state import CandidateTrial
 from quantkit.runtimes import find_runtime
 
 SCHEMA = "quantkit.optimize/1"
@@ -51,7 +51,7 @@ class Optimization:
     baseline: Choice
     choices: tuple[Choice, ...]
     skipped: dict[str, str]
-    trials: tuple[CandidateTrial, ...]
+    trials: tuple[Trial, ...]
     machine: Machine
     seconds: float
     is_complete: bool

@@ -25,7 +25,7 @@ from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.rounds import BenchmarkInterrupted, SamplingOptions, measure
 from quantkit.benchmark.sweep.search import Search
 from quantkit.benchmark.sweep.space import find_settings
-from quantkit.benchmark.sweep.state import SweepState
+from quantkit.benchmark.sweep.state import SweepState, Trial
 from quantkit.cores import cpu_flags
 from quantkit.data import Dataset
 from quantkit.errors import QuantkitError
@@ -34,7 +34,7 @@ from quantkit.model import Model, load
 from quantkit.optimize.deployment import SERVERS
 from quantkit.optimize.drop import Drop, measure_drop
 from quantkit.optimize.forms import FIXED, Int8Form, Sizes, fix_sizes, int8_form, int8_forms
-from quantkit.optimize.state import CandidateTrial, Form, SearchState
+from quantkit.optimize.state import Form, SearchState
 from quantkit.progress import OnProgress, Progress
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow import quantize
@@ -248,7 +248,7 @@ class FileSearch:
 
     def _screen_float(self, candidates: Sequence[Candidate]) -> None:
         """Measure the float model once in each runtime; their speed-ups are over the fastest one."""
-        trials: list[CandidateTrial] = []
+        trials: list[Trial] = []
         for index in range(0, len(candidates), GROUP):
             group = candidates[index : index + GROUP]
             options = self._options(SCREEN)
@@ -385,7 +385,7 @@ class FileSearch:
                 self._report_failures([trial])
             self.state.save()
 
-    def _report_failures(self, trials: Sequence[CandidateTrial]) -> None:
+    def _report_failures(self, trials: Sequence[Trial]) -> None:
         self.skipped |= {trial.candidate: trial.failure for trial in trials if trial.failure}
 
     def _add(self, form: Form, candidate: Candidate) -> None:
@@ -506,7 +506,7 @@ class FileSearch:
             best = next(iter(search.run(settings)), None)
             if best is not None:
                 trial = max(
-                    (each for each in state.of(choice.name) if each.setting == best.key and each.ratio),
+                    (each for each in state.of(choice.name) if each.candidate == best.key and each.ratio),
                     key=lambda each: each.stage,
                 )
                 assert trial.ratio is not None
@@ -562,10 +562,10 @@ class FileSearch:
                 self.skipped[choice.name] = "not shown to be faster than the default settings"
 
 
-def _trial(stage: int, candidate: Candidate, outcome: Measurement | Failure) -> CandidateTrial:
+def _trial(stage: int, candidate: Candidate, outcome: Measurement | Failure) -> Trial:
     if isinstance(outcome, Failure):
-        return CandidateTrial(stage, name_of(candidate), failure=outcome.reason)
-    return CandidateTrial(stage, name_of(candidate), seconds=outcome.summary.median)
+        return Trial(stage, name_of(candidate), failure=outcome.reason)
+    return Trial(stage, name_of(candidate), seconds=outcome.summary.median)
 
 
 def _has_arithmetic(candidate: Candidate) -> bool:

@@ -1,6 +1,5 @@
 """Finished work of a search in a file, and the files that it built next to it, so that the same call resumes it."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -8,16 +7,15 @@ from typing import Any, Self
 
 from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
-from quantkit.errors import InputError, UsageError
-from quantkit.formats.documents import check_structure, read_json
-from quantkit.formats.files import external_data_files, write_whole
+from quantkit.benchmark.sweep.state import HINT, TRIAL, Trial, find_trial, read_state, write_state
+from quantkit.errors import UsageError
+from quantkit.formats.documents import check_structure
+from quantkit.formats.files import external_data_files
 from quantkit.optimize.drop import Drop
 from quantkit.runtimes.session import SessionOptions
 
 SCHEMA = "quantkit.optimize_state/1"
-HINT = "pass a new file to --resume"
 _FORM = {"name": str, "precision": str, "file": str, "runtimes": [str], "settings": {str: object}}
-_TRIAL = {"stage": int, "candidate": str, "ratio": float | None, "seconds": float | None, "failure": str}
 _DROP = {"metric": str, "value": float | int, "high": float | int, "samples": int}
 
 
@@ -63,25 +61,6 @@ class Form:
         return Candidate(f"{self.name}{text}", self.path, replace(self.settings, runtime=runtime, options=options))
 
 
-@dataclass(frozen=True)
-class CandidateTrial:
-    """Measurement of one candidate in one stage.
-
-    Attributes:
-        stage: name of the stage; later stages measure longer.
-        candidate: name of the candidate: form, runtime and settings.
-        ratio: speed-up over the float model in the same rounds; None after a failure.
-        seconds: median latency; None after a failure.
-        failure: reason for no measurement, or empty.
-    """
-
-    stage: int
-    candidate: str
-    ratio: float | None = None
-    seconds: float | None = None
-    failure: str = ""
-
-
 @dataclass
 class SearchState:
     """Files, trials and drops of a search.
@@ -103,7 +82,7 @@ class SearchState:
     path: Path | None = None
     forms: dict[str, Form] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    trials: list[CandidateTrial] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
     drops: dict[str, Drop] = field(default_factory=dict)
 
     @classmethod
@@ -117,23 +96,15 @@ class SearchState:
         folder = path.with_name(f"{path.name}.files")
         state = cls(machine, key, folder, path)
         if path.exists():
-            try:
-                state._parse(read_json(path, HINT))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise InputError(f"{path} is not the state of a search: {error}", HINT) from None
+            read_state(path, machine, SCHEMA, state._parse)
         folder.mkdir(exist_ok=True)
         return state
 
     def _parse(self, document: Mapping[str, Any]) -> None:
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"the schema is {document['schema']!r}")
         check_structure(document["forms"], [_FORM], "forms")
-        check_structure(document["trials"], [_TRIAL], "trials")
+        check_structure(document["trials"], [TRIAL], "trials")
         check_structure(document["drops"], {str: _DROP}, "drops")
         check_structure(document["failures"], {str: str}, "failures")
-        other = Machine.from_json(document["machine"])
-        if other.identity != self.machine.identity:
-            raise UsageError(f"{self.path} has trials of another machine: {other.cpu}", HINT)
         if document["key"] != self.key:
             raise UsageError(f"{self.path} belongs to another model, other data or other options", HINT)
         for row in document["forms"]:
@@ -143,29 +114,24 @@ class SearchState:
                 self.forms[row["name"]] = Form(
                     row["name"], row["precision"], file, tuple(row["runtimes"]), _parse_settings(row["settings"])
                 )
-        self.trials = [CandidateTrial(**row) for row in document["trials"]]
+        self.trials = [Trial(**row) for row in document["trials"]]
         self.drops = {name: Drop(**row) for name, row in document["drops"].items()}
         self.failures = dict(document["failures"])
 
-    def find(self, stage: int, candidate: str) -> CandidateTrial | None:
+    def find(self, stage: int, candidate: str) -> Trial | None:
         """Return the finished trial of a candidate; None if it is not measured yet."""
-        return next((trial for trial in self.trials if (trial.stage, trial.candidate) == (stage, candidate)), None)
+        return find_trial(self.trials, stage, candidate)
 
     def save(self) -> None:
         """Write the file, if there is one."""
-        if self.path is None:
-            return
-        document = {
-            "schema": SCHEMA,
-            "machine": self.machine.to_json(),
+        content = {
             "key": self.key,
             "forms": [_to_json(form) for form in self.forms.values()],
             "trials": [asdict(trial) for trial in self.trials],
             "drops": {name: drop.to_json() for name, drop in self.drops.items()},
             "failures": self.failures,
         }
-        data = json.dumps(document, indent=1).encode()
-        write_whole(self.path, lambda file: file.write(data))
+        write_state(self.path, self.machine, SCHEMA, content)
 
 
 def _to_json(form: Form) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from quantkit.benchmark.sweep import workflow
 from quantkit.benchmark.sweep.result import BestSettings
 from quantkit.benchmark.sweep.search import combine
 from quantkit.benchmark.sweep.space import Setting, find_settings
-from quantkit.benchmark.sweep.state import SettingTrial, SweepState
+from quantkit.benchmark.sweep.state import SweepState, Trial
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
@@ -235,7 +235,7 @@ def test_interrupted_sweep_resumes(use: Callable[[Speed], FakeBenchmark], tiny_m
 
     with pytest.raises(BenchmarkInterrupted):
         run(interrupt)
-    finished = {trial["setting"] for rows in json.loads(state.read_text())["trials"].values() for trial in rows}
+    finished = {trial["candidate"] for rows in json.loads(state.read_text())["trials"].values() for trial in rows}
     assert finished
     groups = run(by_threads)
     labels = {str(Setting("", json.loads(key))) for key in finished}
@@ -246,15 +246,15 @@ def test_interrupted_sweep_resumes(use: Callable[[Speed], FakeBenchmark], tiny_m
 
 def test_state_of_another_machine_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    SweepState(HOST, path).add("model", [SettingTrial(0, "{}", 1.5, 0.1)])
-    assert SweepState.read(path, HOST).find("model", 0, "{}") == SettingTrial(0, "{}", 1.5, 0.1)
+    SweepState(HOST, path).add("model", [Trial(0, "{}", 1.5, 0.1)])
+    assert SweepState.read(path, HOST).find("model", 0, "{}") == Trial(0, "{}", 1.5, 0.1)
     with pytest.raises(UsageError, match="trials of another machine: a cpu"):
         SweepState.read(path, MACHINE)
-    trials = ('{"setting": 3}', '{"stage": 0, "setting": "1", "ratio": null, "seconds": null, "failure": ""}')
+    trials = ('{"candidate": 3}', '{"stage": 0, "candidate": "1", "ratio": null, "seconds": null, "failure": ""}')
     texts = [json.dumps(json.loads(path.read_text()) | {"trials": {"model": [json.loads(text)]}}) for text in trials]
     for text in ("{}", *texts):
         path.write_text(text)
-        with pytest.raises(InputError, match="is not the state of a sweep"):
+        with pytest.raises(InputError, match="is not the state of a search"):
             SweepState.read(path, HOST)
     path.write_text("[" * 100_000)
     with pytest.raises(InputError, match="is nested too deeply"):

@@ -13,7 +13,7 @@ from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.results.report import align_columns, format_latency
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate
-from quantkit.benchmark.sweep.state import SettingTrial
+from quantkit.benchmark.sweep.state import Trial
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import find_runtime
 
@@ -167,7 +167,7 @@ class ModelSweep:
     default_seconds: float
     best_seconds: float
     rejected: tuple[str, Speedup | None] | None = None
-    trials: tuple[tuple[str, SettingTrial], ...] = ()
+    trials: tuple[tuple[str, Trial], ...] = ()
     unmeasured: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -198,7 +198,10 @@ class ModelSweep:
             "default_seconds": self.default_seconds,
             "best_seconds": self.best_seconds,
             "rejected": rejected,
-            "trials": [asdict(trial) | {"setting": text} for text, trial in self.trials],
+            "trials": [
+                {"setting": text, **{name: value for name, value in asdict(trial).items() if name != "candidate"}}
+                for text, trial in self.trials
+            ],
             "unmeasured": list(self.unmeasured),
             "notes": list(self.notes),
         }

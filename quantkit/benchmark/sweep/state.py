@@ -1,36 +1,75 @@
-"""Finished trials of a sweep in a file, so that the same command resumes it."""
+"""Finished trials of a search in a file, so that the same command resumes it."""
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from quantkit.benchmark.host.machine import Machine
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 
-SCHEMA = "quantkit.sweep_state/1"
-_TRIAL = {"stage": int, "setting": str, "ratio": float | None, "seconds": float | None, "failure": str}
+SCHEMA = "quantkit.sweep_state/2"
+HINT = "pass a new file to --resume"
+TRIAL = {"stage": int, "candidate": str, "ratio": float | None, "seconds": float | None, "failure": str}
 
 
 @dataclass(frozen=True)
-class SettingTrial:
-    """Measurement of one setting in one stage of the search.
+class Trial:
+    """Measurement of one candidate in one stage of a search.
 
     Attributes:
         stage: index of the stage; later stages measure longer.
-        setting: key of the setting.
-        ratio: speed-up over the default; None after a failure.
+        candidate: name of the candidate: the key of a setting, or form and runtime.
+        ratio: speed-up over the default, or over the float model, in the same rounds; None after a failure.
         seconds: median latency; None after a failure.
         failure: reason for no measurement, or empty.
     """
 
     stage: int
-    setting: str
+    candidate: str
     ratio: float | None = None
     seconds: float | None = None
     failure: str = ""
+
+
+def find_trial(trials: Iterable[Trial], stage: int, candidate: str) -> Trial | None:
+    """Return the finished trial of a candidate; None if it is not measured yet."""
+    return next((trial for trial in trials if (trial.stage, trial.candidate) == (stage, candidate)), None)
+
+
+def read_state(path: Path, machine: Machine, schema: str, parse: Callable[[Mapping[str, Any]], object]) -> None:
+    """Read the file of a search on this machine.
+
+    Args:
+        path: the file.
+        machine: this host.
+        schema: schema of the file.
+        parse: function that takes the document; errors of missing or wrong values are those of the file.
+
+    Raises:
+        InputError: the file is not a state of such a search.
+        UsageError: the trials are those of another machine.
+    """
+    try:
+        document = read_json(path, HINT)
+        if document["schema"] != schema:
+            raise ValueError(f"the schema is {document['schema']!r}, and {schema!r} is required")
+        other = Machine.from_json(document["machine"])
+        if other.identity != machine.identity:
+            raise UsageError(f"{path} has trials of another machine: {other.cpu}", HINT)
+        parse(document)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} is not the state of a search: {error}", HINT) from None
+
+
+def write_state(path: Path | None, machine: Machine, schema: str, content: Mapping[str, Any]) -> None:
+    """Write the file of a search, if there is one."""
+    if path is not None:
+        data = json.dumps({"schema": schema, "machine": machine.to_json(), **content}, indent=1).encode()
+        write_whole(path, lambda file: file.write(data))
 
 
 @dataclass
@@ -45,7 +84,7 @@ class SweepState:
 
     machine: Machine
     path: Path | None = None
-    trials: dict[str, list[SettingTrial]] = field(default_factory=dict)
+    trials: dict[str, list[Trial]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | None, machine: Machine) -> Self:
@@ -55,40 +94,27 @@ class SweepState:
             InputError: the file is not a state of a sweep.
             UsageError: the trials are those of another machine.
         """
-        if path is None or not path.exists():
-            return cls(machine, path)
-        hint = "pass a new file to --resume"
-        try:
-            document = read_json(path, hint)
-            if document["schema"] != SCHEMA:
-                raise InputError(f"{path}: the schema is {document['schema']!r}, and {SCHEMA!r} is required", hint)
-            check_structure(document["trials"], {str: [_TRIAL]}, "trials")
-            trials = {model: [SettingTrial(**trial) for trial in rows] for model, rows in document["trials"].items()}
-            for trial in (trial for rows in trials.values() for trial in rows):
-                check_structure(json.loads(trial.setting), {str: object}, "setting")
-            other = Machine.from_json(document["machine"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{path} is not the state of a sweep: {error}", hint) from None
-        if other.identity != machine.identity:
-            raise UsageError(f"{path} has trials of another machine: {other.cpu}", hint)
-        return cls(machine, path, trials)
+        state = cls(machine, path)
+        if path is not None and path.exists():
+            read_state(path, machine, SCHEMA, state._parse)
+        return state
 
-    def find(self, model: str, stage: int, setting: str) -> SettingTrial | None:
-        """Return the finished trial of a setting; None if it is not measured yet."""
-        return next((trial for trial in self.of(model) if (trial.stage, trial.setting) == (stage, setting)), None)
+    def _parse(self, document: Mapping[str, Any]) -> None:
+        check_structure(document["trials"], {str: [TRIAL]}, "trials")
+        self.trials = {model: [Trial(**trial) for trial in rows] for model, rows in document["trials"].items()}
+        for trial in (trial for rows in self.trials.values() for trial in rows):
+            check_structure(json.loads(trial.candidate), {str: object}, "candidate")
 
-    def of(self, model: str) -> list[SettingTrial]:
+    def of(self, model: str) -> list[Trial]:
         """Return the trials of a model."""
         return self.trials.setdefault(model, [])
 
-    def add(self, model: str, trials: list[SettingTrial]) -> None:
+    def find(self, model: str, stage: int, setting: str) -> Trial | None:
+        """Return the finished trial of a setting; None if it is not measured yet."""
+        return find_trial(self.of(model), stage, setting)
+
+    def add(self, model: str, trials: list[Trial]) -> None:
         """Add trials, and write the file."""
         self.of(model).extend(trials)
-        if self.path is not None:
-            document = {
-                "schema": SCHEMA,
-                "machine": self.machine.to_json(),
-                "trials": {name: [asdict(trial) for trial in rows] for name, rows in self.trials.items()},
-            }
-            data = json.dumps(document, indent=1).encode()
-            write_whole(self.path, lambda file: file.write(data))
+        rows = {name: [asdict(trial) for trial in rows] for name, rows in self.trials.items()}
+        write_state(self.path, self.machine, SCHEMA, {"trials": rows})

@@ -160,8 +160,8 @@ def _sweep_model(
                 rejected = (str(winner), speedup)
                 seconds = medians[:1] * 2
     texts = {setting.key: str(setting) for setting in probe.settings}
-    trials = tuple((_text(trial.setting), trial) for trial in state.of(key))
-    measured = {trial.setting for trial in state.of(key) if trial.stage == 0}
+    trials = tuple((_text(trial.candidate), trial) for trial in state.of(key))
+    measured = {trial.candidate for trial in state.of(key) if trial.stage == 0}
     unmeasured = tuple(text for setting, text in texts.items() if setting not in measured)
     notes = openmp_lines([probe.measurement])
     return ModelSweep(best, seconds[0], seconds[1], rejected, trials, unmeasured, notes)
