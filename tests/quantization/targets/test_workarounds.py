@@ -15,6 +15,8 @@ from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.workarounds import (
     AVERAGE,
     MAXIMUM,
+    OUTPUT_LAYOUT,
+    PAIR_SOFTMAX,
     PRODUCT,
     PRODUCT_CHAIN,
     SHUFFLE,
@@ -138,6 +140,36 @@ def test_zero_points_are_subtracted_before_a_shuffle(monkeypatch: pytest.MonkeyP
     assert ["[1,1,24,24]" in each for each in shapes] == [False, True]
 
 
+def test_outputs_are_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    openvino = pytest.importorskip("openvino", reason="pip install openvino")
+    network = Network(*IMAGE)
+    y = network.conv(network.conv("x"), channels=32)
+    results, reorders = [], []
+    for graph in quantize_both(network, y, OUTPUT_LAYOUT, monkeypatch, runtime="openvino"):
+        core = openvino.Core()
+        compiled = core.compile_model(core.read_model(onnx_format.encode(graph)), "CPU")
+        results.append(compiled(samples(network)[0])[0])
+        ops = {op.get_friendly_name(): op for op in compiled.get_runtime_model().get_ops()}
+        (result,) = (op for op in ops.values() if op.get_rt_info()["layerType"].astype(str) == "Output")
+        reorders.append(result.input_value(0).get_node().get_rt_info()["layerType"].astype(str))
+    assert reorders[0] != reorders[1] == "Reorder"
+    np.testing.assert_array_equal(*results)
+
+
+def test_softmax_of_two_classes_is_a_sigmoid(monkeypatch: pytest.MonkeyPatch) -> None:
+    openvino = pytest.importorskip("openvino", reason="pip install openvino")
+    network = Network(1, 8, 16, 32)
+    network.add("Softmax", network.conv("x", channels=2), axis=1, name="y")
+    results, ops = [], []
+    for graph in quantize_both(network, "y", PAIR_SOFTMAX, monkeypatch, runtime="openvino"):
+        core = openvino.Core()
+        compiled = core.compile_model(core.read_model(onnx_format.encode(graph)), "CPU")
+        results.append(compiled(samples(network)[0])[0])
+        ops.append({op.get_rt_info()["layerType"].astype(str) for op in compiled.get_runtime_model().get_ops()})
+    assert ["Softmax" in each for each in ops] == [False, True]
+    np.testing.assert_allclose(*results, atol=1e-5)
+
+
 def test_chains_of_products_are_correct(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(8, 16)
     x = "x"
@@ -155,6 +187,6 @@ def test_chains_of_products_are_correct(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_all_rows_are_used() -> None:
-    names = {AVERAGE, MAXIMUM, PRODUCT, SILU, SHUFFLE, PRODUCT_CHAIN}
+    names = {AVERAGE, MAXIMUM, PRODUCT, SILU, SHUFFLE, PRODUCT_CHAIN, OUTPUT_LAYOUT, PAIR_SOFTMAX}
     assert ROWS.keys() == names
     assert native.is_needed is is_needed

@@ -19,9 +19,11 @@ from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
+from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
+from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
-from quantkit.quantization.targets.workarounds import PRODUCT_CHAIN, is_needed
+from quantkit.quantization.targets.workarounds import OUTPUT_LAYOUT, PAIR_SOFTMAX, PRODUCT_CHAIN, is_needed
 from quantkit.runtimes import AUTO, find_runtime
 
 FLOAT_GATE = "the runtime fuses a float SiLU or HardSwish with the convolution before it"
@@ -63,8 +65,13 @@ class OnnxTarget(Target):
         return find_first_layers(graph, infer_shapes(graph))
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        quantized = concatenate_integers(native.convert(graph, plan, ranges))
-        return separate_products(quantized) if is_needed(PRODUCT_CHAIN, plan.scheme.runtime) else quantized
+        quantized, runtime = concatenate_integers(native.convert(graph, plan, ranges)), plan.scheme.runtime
+        # Files for all runtimes keep the ops that another runtime computes faster.
+        if runtime is not None and is_needed(OUTPUT_LAYOUT, runtime):
+            quantized = transpose_outputs(quantized)
+        if runtime is not None and is_needed(PAIR_SOFTMAX, runtime):
+            quantized = replace_pair_softmax(quantized)
+        return separate_products(quantized) if is_needed(PRODUCT_CHAIN, runtime) else quantized
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
         return native.edge_parameters(graph, plan, ranges)
