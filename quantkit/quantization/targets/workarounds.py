@@ -11,7 +11,7 @@ from quantkit.runtimes import find_runtime
 
 AVERAGE, MAXIMUM, PRODUCT, SILU = "average", "maximum", "product", "silu"
 SHUFFLE, PRODUCT_CHAIN = "shuffle", "product chain"
-OUTPUT_LAYOUT, PAIR_SOFTMAX = "output layout", "softmax of two classes"
+OUTPUT_LAYOUT, PAIR_SOFTMAX, CHANNEL_SHUFFLE = "output layout", "softmax of two classes", "channel shuffle"
 CONCAT = "Concat of one tensor"
 
 
@@ -109,6 +109,14 @@ WORKAROUNDS = (
         "2026.4",
         "a Softmax of rows of two classes is three times as slow",
         "test_softmax_of_two_classes_is_a_sigmoid",
+    ),
+    Workaround(
+        CHANNEL_SHUFFLE,
+        "Conv with a permutation matrix",
+        "openvino",
+        "2026.4",
+        "moves of int8 channels reorder the image to channels first and back, which takes five times as long",
+        "test_shuffles_are_products",
     ),
 )
 

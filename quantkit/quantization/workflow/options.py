@@ -52,7 +52,7 @@ CALIBRATION_LIMIT = 100
 TIME_BUDGET = 600.0
 FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)
 FLOAT_PARTS = (ORIGINAL, FLOAT32) = ("original", "float32")
-# Arguments of each check; None is accepted where it is the default.
+# Arguments of each check; those without a default value are optional.
 _CHECKS: Mapping[Callable[..., None], tuple[str, ...]] = {
     require_positive: ("limit",),
     require_natural: ("seed", "runs"),

@@ -14,6 +14,7 @@ from quantkit.quantization.targets import workarounds
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.workarounds import (
     AVERAGE,
+    CHANNEL_SHUFFLE,
     MAXIMUM,
     OUTPUT_LAYOUT,
     PAIR_SOFTMAX,
@@ -170,6 +171,29 @@ def test_softmax_of_two_classes_is_a_sigmoid(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(*results, atol=1e-5)
 
 
+@pytest.mark.parametrize("halves", [False, True])
+def test_shuffles_are_products(halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    openvino = pytest.importorskip("openvino", reason="pip install openvino")
+    network = Network(1, 8, 6, 5)
+    x = network.add("Relu", network.conv("x"))
+    if halves:
+        x = network.add("Transpose", network.add("Reshape", x, np.array([4, 2, 30])), perm=[1, 0, 2])
+        x = network.add("Reshape", x, np.array([2, 1, 4, 6, 5]))
+        parts = [network.add("Gather", x, np.array(index), axis=0) for index in (1, 0)]
+        x = network.add("Concat", *parts, axis=1)
+    else:
+        x = network.add("Transpose", network.add("Reshape", x, np.array([1, 2, 4, 6, 5])), perm=[0, 2, 1, 3, 4])
+        x = network.add("Reshape", x, np.array([1, 8, 6, 5]))
+    results, ops = [], []
+    for graph in quantize_both(network, network.conv(x), CHANNEL_SHUFFLE, monkeypatch, runtime="openvino"):
+        core = openvino.Core()
+        compiled = core.compile_model(core.read_model(onnx_format.encode(graph)), "CPU")
+        results.append(compiled(samples(network)[0])[0])
+        ops.append(Counter(node.op for node in graph.nodes.values()))
+    assert ops[0]["Transpose"] == ops[0]["Reshape"] == ops[0]["Gather"] == 0 < ops[1]["Transpose"]
+    np.testing.assert_array_equal(*results)
+
+
 def test_chains_of_products_are_correct(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(8, 16)
     x = "x"
@@ -187,6 +211,6 @@ def test_chains_of_products_are_correct(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_all_rows_are_used() -> None:
-    names = {AVERAGE, MAXIMUM, PRODUCT, SILU, SHUFFLE, PRODUCT_CHAIN, OUTPUT_LAYOUT, PAIR_SOFTMAX}
+    names = {AVERAGE, MAXIMUM, PRODUCT, SILU, SHUFFLE, PRODUCT_CHAIN, OUTPUT_LAYOUT, PAIR_SOFTMAX, CHANNEL_SHUFFLE}
     assert ROWS.keys() == names
     assert native.is_needed is is_needed

@@ -14,6 +14,7 @@ from quantkit.quantization.targets.first_layers import find_first_layers
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.onnx.attention import find_attention
 from quantkit.quantization.targets.onnx.blocks import arrange_blocks
+from quantkit.quantization.targets.onnx.channel_shuffles import replace_shuffles
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
@@ -23,9 +24,20 @@ from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
 from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
-from quantkit.quantization.targets.workarounds import OUTPUT_LAYOUT, PAIR_SOFTMAX, PRODUCT_CHAIN, is_needed
+from quantkit.quantization.targets.workarounds import (
+    CHANNEL_SHUFFLE,
+    OUTPUT_LAYOUT,
+    PAIR_SOFTMAX,
+    PRODUCT_CHAIN,
+    is_needed,
+)
 from quantkit.runtimes import AUTO, find_runtime
 
+REWRITES = {
+    OUTPUT_LAYOUT: transpose_outputs,
+    PAIR_SOFTMAX: replace_pair_softmax,
+    CHANNEL_SHUFFLE: replace_shuffles,
+}
 FLOAT_GATE = "the runtime fuses a float SiLU or HardSwish with the convolution before it"
 
 
@@ -67,10 +79,9 @@ class OnnxTarget(Target):
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         quantized, runtime = concatenate_integers(native.convert(graph, plan, ranges)), plan.scheme.runtime
         # Files for all runtimes keep the ops that another runtime computes faster.
-        if runtime is not None and is_needed(OUTPUT_LAYOUT, runtime):
-            quantized = transpose_outputs(quantized)
-        if runtime is not None and is_needed(PAIR_SOFTMAX, runtime):
-            quantized = replace_pair_softmax(quantized)
+        for name, rewrite in REWRITES.items() if runtime is not None else ():
+            if is_needed(name, runtime):
+                quantized = rewrite(quantized)
         return separate_products(quantized) if is_needed(PRODUCT_CHAIN, runtime) else quantized
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:

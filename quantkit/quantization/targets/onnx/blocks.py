@@ -41,10 +41,10 @@ def _fuse_views(graph: Graph) -> Graph:
     for node in views:
         if (block := _fuse(graph, node, shapes)) is not None:
             draft.replace(node.name, block)
-    return _remove_unused(graph, draft.graph())
+    return remove_unused(graph, draft.graph())
 
 
-def _remove_unused(before: Graph, graph: Graph) -> Graph:
+def remove_unused(before: Graph, graph: Graph) -> Graph:
     """Return the graph without the nodes whose consumers have been replaced."""
     while unused := [name for name in before.node_uses if name in graph and not _is_needed(graph, name)]:
         graph = graph.with_nodes(node for name, node in graph.nodes.items() if name not in unused)

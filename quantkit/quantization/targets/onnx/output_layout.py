@@ -8,7 +8,7 @@ from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Tensor
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
-# Numbers of channels for which OpenVINO reorders with a loop of its own.
+# Channel counts for which OpenVINO reorders with a loop of its own.
 CHANNELS = range(16, 65)
 # Ops that OpenVINO computes in the layout of the convolution before them.
 SAME_LAYOUT = ("QuantizeLinear", "DequantizeLinear", "Relu", "LeakyRelu", "Sigmoid", "Tanh", "Clip", "Elu", "HardSwish")
