@@ -11,7 +11,7 @@ from quantkit.arguments import expand_user, public
 from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.results.report import align_columns, format_latency
 from quantkit.benchmark.sweep.result import BestSettings
-from quantkit.benchmark.sweep.state import Trial
+from quantkit.benchmark.sweep.state import MeasuredTrial
 from quantkit.errors import UsageError
 from quantkit.formats import SUFFIXES, check_target
 from quantkit.formats.files import write_whole
@@ -51,7 +51,7 @@ class Optimization:
     baseline: Choice
     choices: tuple[Choice, ...]
     skipped: dict[str, str]
-    trials: tuple[Trial, ...]
+    trials: tuple[MeasuredTrial, ...]
     machine: Machine
     seconds: float
     is_complete: bool

@@ -25,7 +25,7 @@ from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.rounds import BenchmarkInterrupted, SamplingOptions, measure
 from quantkit.benchmark.sweep.search import Search
 from quantkit.benchmark.sweep.space import find_settings
-from quantkit.benchmark.sweep.state import SweepState, Trial
+from quantkit.benchmark.sweep.state import MeasuredTrial, SweepState
 from quantkit.cores import cpu_flags
 from quantkit.data import Dataset
 from quantkit.errors import QuantkitError
@@ -248,7 +248,7 @@ class FileSearch:
 
     def _screen_float(self, candidates: Sequence[Candidate]) -> None:
         """Measure the float model once in each runtime; their speed-ups are over the fastest one."""
-        trials: list[Trial] = []
+        trials: list[MeasuredTrial] = []
         for index in range(0, len(candidates), GROUP):
             group = candidates[index : index + GROUP]
             options = self._options(SCREEN)
@@ -385,7 +385,7 @@ class FileSearch:
                 self._report_failures([trial])
             self.state.save()
 
-    def _report_failures(self, trials: Sequence[Trial]) -> None:
+    def _report_failures(self, trials: Sequence[MeasuredTrial]) -> None:
         self.skipped |= {trial.candidate: trial.failure for trial in trials if trial.failure}
 
     def _add(self, form: Form, candidate: Candidate) -> None:
@@ -562,10 +562,10 @@ class FileSearch:
                 self.skipped[choice.name] = "not shown to be faster than the default settings"
 
 
-def _trial(stage: int, candidate: Candidate, outcome: Measurement | Failure) -> Trial:
+def _trial(stage: int, candidate: Candidate, outcome: Measurement | Failure) -> MeasuredTrial:
     if isinstance(outcome, Failure):
-        return Trial(stage, name_of(candidate), failure=outcome.reason)
-    return Trial(stage, name_of(candidate), seconds=outcome.summary.median)
+        return MeasuredTrial(stage, name_of(candidate), failure=outcome.reason)
+    return MeasuredTrial(stage, name_of(candidate), seconds=outcome.summary.median)
 
 
 def _has_arithmetic(candidate: Candidate) -> bool:

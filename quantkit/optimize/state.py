@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
-from quantkit.benchmark.sweep.state import HINT, TRIAL, Trial, find_trial, read_state, write_state
+from quantkit.benchmark.sweep.state import HINT, TRIAL, MeasuredTrial, find_trial, read_state, write_state
 from quantkit.errors import UsageError
 from quantkit.formats.documents import check_structure
 from quantkit.formats.files import external_data_files
@@ -82,7 +82,7 @@ class SearchState:
     path: Path | None = None
     forms: dict[str, Form] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[MeasuredTrial] = field(default_factory=list)
     drops: dict[str, Drop] = field(default_factory=dict)
 
     @classmethod
@@ -114,11 +114,11 @@ class SearchState:
                 self.forms[row["name"]] = Form(
                     row["name"], row["precision"], file, tuple(row["runtimes"]), _parse_settings(row["settings"])
                 )
-        self.trials = [Trial(**row) for row in document["trials"]]
+        self.trials = [MeasuredTrial(**row) for row in document["trials"]]
         self.drops = {name: Drop(**row) for name, row in document["drops"].items()}
         self.failures = dict(document["failures"])
 
-    def find(self, stage: int, candidate: str) -> Trial | None:
+    def find(self, stage: int, candidate: str) -> MeasuredTrial | None:
         """Return the finished trial of a candidate; None if it is not measured yet."""
         return find_trial(self.trials, stage, candidate)
 

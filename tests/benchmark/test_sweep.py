@@ -21,7 +21,7 @@ from quantkit.benchmark.sweep import workflow
 from quantkit.benchmark.sweep.result import BestSettings
 from quantkit.benchmark.sweep.search import combine
 from quantkit.benchmark.sweep.space import Setting, find_settings
-from quantkit.benchmark.sweep.state import SweepState, Trial
+from quantkit.benchmark.sweep.state import MeasuredTrial, SweepState
 from quantkit.errors import InputError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
@@ -246,8 +246,8 @@ def test_interrupted_sweep_resumes(use: Callable[[Speed], FakeBenchmark], tiny_m
 
 def test_state_of_another_machine_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    SweepState(HOST, path).add("model", [Trial(0, "{}", 1.5, 0.1)])
-    assert SweepState.read(path, HOST).find("model", 0, "{}") == Trial(0, "{}", 1.5, 0.1)
+    SweepState(HOST, path).add("model", [MeasuredTrial(0, "{}", 1.5, 0.1)])
+    assert SweepState.read(path, HOST).find("model", 0, "{}") == MeasuredTrial(0, "{}", 1.5, 0.1)
     with pytest.raises(UsageError, match="trials of another machine: a cpu"):
         SweepState.read(path, MACHINE)
     trials = ('{"candidate": 3}', '{"stage": 0, "candidate": "1", "ratio": null, "seconds": null, "failure": ""}')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import quantkit as qk
 from quantkit.benchmark.host.machine import this_machine
-from quantkit.benchmark.sweep.state import SweepState, Trial
+from quantkit.benchmark.sweep.state import MeasuredTrial, SweepState
 from quantkit.data.packing import pack
 from quantkit.progress import Progress
 
@@ -53,7 +53,7 @@ def sweep_state() -> bytes:
     """Return the state of a sweep on this machine with two trials."""
     with tempfile.TemporaryDirectory() as folder:
         state = SweepState(this_machine(), Path(folder, "s.json"))
-        state.add("model", [Trial(0, "{}", 1.0, 0.01), Trial(0, '{"intra_op": 1}', failure="timeout")])
+        state.add("model", [MeasuredTrial(0, "{}", 1.0, 0.01), MeasuredTrial(0, '{"intra_op": 1}', failure="timeout")])
         return Path(folder, "s.json").read_bytes()
 
 

@@ -13,7 +13,7 @@ from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.results.report import align_columns, format_latency
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate
-from quantkit.benchmark.sweep.state import Trial
+from quantkit.benchmark.sweep.state import MeasuredTrial
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import find_runtime
 
@@ -167,7 +167,7 @@ class ModelSweep:
     default_seconds: float
     best_seconds: float
     rejected: tuple[str, Speedup | None] | None = None
-    trials: tuple[tuple[str, Trial], ...] = ()
+    trials: tuple[tuple[str, MeasuredTrial], ...] = ()
     unmeasured: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

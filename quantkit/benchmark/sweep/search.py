@@ -19,7 +19,7 @@ from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.benchmark.sweep.space import Setting
-from quantkit.benchmark.sweep.state import SweepState, Trial
+from quantkit.benchmark.sweep.state import MeasuredTrial, SweepState
 from quantkit.progress import OnProgress, Progress
 
 # Settings of a group next to the default: all are in memory at once.
@@ -109,9 +109,9 @@ class Search:
         trials = []
         for setting, row, speedup in rows:
             if row.measurement is not None and isinstance(speedup, Speedup):
-                trials.append(Trial(stage, setting.key, speedup.ratio, row.measurement.summary.median))
+                trials.append(MeasuredTrial(stage, setting.key, speedup.ratio, row.measurement.summary.median))
             elif isinstance(row.outcome, Failure):
-                trials.append(Trial(stage, setting.key, failure=row.outcome.reason))
+                trials.append(MeasuredTrial(stage, setting.key, failure=row.outcome.reason))
         self.state.add(self.key, trials)
 
 

@@ -17,7 +17,7 @@ TRIAL = {"stage": int, "candidate": str, "ratio": float | None, "seconds": float
 
 
 @dataclass(frozen=True)
-class Trial:
+class MeasuredTrial:
     """Measurement of one candidate in one stage of a search.
 
     Attributes:
@@ -35,7 +35,7 @@ class Trial:
     failure: str = ""
 
 
-def find_trial(trials: Iterable[Trial], stage: int, candidate: str) -> Trial | None:
+def find_trial(trials: Iterable[MeasuredTrial], stage: int, candidate: str) -> MeasuredTrial | None:
     """Return the finished trial of a candidate; None if it is not measured yet."""
     return next((trial for trial in trials if (trial.stage, trial.candidate) == (stage, candidate)), None)
 
@@ -84,7 +84,7 @@ class SweepState:
 
     machine: Machine
     path: Path | None = None
-    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    trials: dict[str, list[MeasuredTrial]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | None, machine: Machine) -> Self:
@@ -101,19 +101,19 @@ class SweepState:
 
     def _parse(self, document: Mapping[str, Any]) -> None:
         check_structure(document["trials"], {str: [TRIAL]}, "trials")
-        self.trials = {model: [Trial(**trial) for trial in rows] for model, rows in document["trials"].items()}
+        self.trials = {model: [MeasuredTrial(**trial) for trial in rows] for model, rows in document["trials"].items()}
         for trial in (trial for rows in self.trials.values() for trial in rows):
             check_structure(json.loads(trial.candidate), {str: object}, "candidate")
 
-    def of(self, model: str) -> list[Trial]:
+    def of(self, model: str) -> list[MeasuredTrial]:
         """Return the trials of a model."""
         return self.trials.setdefault(model, [])
 
-    def find(self, model: str, stage: int, setting: str) -> Trial | None:
+    def find(self, model: str, stage: int, setting: str) -> MeasuredTrial | None:
         """Return the finished trial of a setting; None if it is not measured yet."""
         return find_trial(self.of(model), stage, setting)
 
-    def add(self, model: str, trials: list[Trial]) -> None:
+    def add(self, model: str, trials: list[MeasuredTrial]) -> None:
         """Add trials, and write the file."""
         self.of(model).extend(trials)
         rows = {name: [asdict(trial) for trial in rows] for name, rows in self.trials.items()}
