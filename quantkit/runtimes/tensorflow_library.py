@@ -90,12 +90,18 @@ class SessionLibrary:
 
     def __init__(self) -> None:
         _prepare_import()
+        is_package_imported = "tensorflow" in sys.modules
         with suppress_log(), _without_package():
             from tensorflow.core.framework import graph_pb2
             from tensorflow.core.protobuf import config_pb2
             from tensorflow.python.client import session
             from tensorflow.python.framework import config, errors, importer, ops, versions
             from tensorflow.python.ops import array_ops
+
+            # A later ``import keras`` would meet this module half imported.
+            from tensorflow.python.trackable import data_structures  # noqa: F401
+        if not is_package_imported:
+            ops.enable_eager_execution()  # as the package does: its functions fail after a session in graph mode
         self.version: str = versions.VERSION
         self.GraphDef, self.ConfigProto = graph_pb2.GraphDef, config_pb2.ConfigProto
         self.RunMetadata, self.RunOptions = config_pb2.RunMetadata, config_pb2.RunOptions

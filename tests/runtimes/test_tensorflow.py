@@ -204,10 +204,16 @@ graph = from_text("inputs: x\\noutputs: y\\nx = Placeholder[2]()\\ny = Relu(x, T
 with open_session(graph, "tensorflow") as session:
     first = session.run({"x": np.float32([-1, 2])})["y"].tolist()
     print("tensorflow" in sys.modules, sum(name.startswith("tensorflow.") for name in sys.modules) < 800)
+    import keras
     import tensorflow.compat.v2 as tf
-    from tensorflow.keras import layers
 
-    print(tf.executing_eagerly(), int(tf.constant(3) + 4), layers.ReLU()(np.float32([[-1, 2]])).numpy().tolist())
+    @tf.function
+    def add(x):
+        with tf.init_scope():
+            four = tf.constant(4)
+        return x + four
+
+    print(tf.executing_eagerly(), int(add(tf.constant(3))), keras.layers.ReLU()(np.float32([[-1, 2]])).numpy().tolist())
     print(first == session.run({"x": np.float32([-1, 2])})["y"].tolist())
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
