@@ -132,7 +132,7 @@ def test_wrong_command_line_is_rejected_before_a_model_runs(
     ("model", "code", "message"),
     [
         ("missing.pb", 3, "missing.pb does not exist"),
-        ("digits@tensorfow", 2, "did you mean 'tensorflow'?"),
+        ("digits@onnxruntim", 2, "did you mean 'onnxruntime'?"),
         ("digit", 2, "did you mean 'digits'?"),
     ],
 )

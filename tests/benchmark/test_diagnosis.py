@@ -173,5 +173,5 @@ def test_problems_of_plugins_are_listed() -> None:
 
 
 def test_unknown_runtime_is_rejected_before_a_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor("--measure", "--runtime", "tensorfow") == 2
-    assert "did you mean 'tensorflow'?" in capsys.readouterr().err
+    assert doctor("--measure", "--runtime", "onnxruntim") == 2
+    assert "did you mean 'onnxruntime'?" in capsys.readouterr().err
