@@ -123,6 +123,7 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("Slice", (ROWS, Const([-1, 4]), Const([-99, 0]), Const([0, 1]), Const([-1, -2])), {}),
     ("Slice", (ROWS, np.int64([1]), np.int64([-1]), Const([1])), {}),
     ("Slice", (Open(ROWS), Const([1]), Const([1_000_000_000]), Const([0])), {}),
+    ("Slice", (Open(ROWS), Const([-(2**63), -(2**63)]), Const([-1, 2**63 - 1])), {}),
     ("ArgMax", (ROWS,), {"axis": 1, "keepdims": 0}),
     ("ArgMin", (ROWS,), {"axis": 0}),
     ("CumSum", (ROWS, Const([1])), {"reverse": 1}),

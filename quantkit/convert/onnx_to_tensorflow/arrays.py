@@ -107,7 +107,7 @@ def _slice(translator: OnnxTranslator, node: Node) -> None:
         for column, value in zip(columns, (begin, end, step), strict=True):
             column[position] = value
         is_open = (
-            not isinstance(begin, Edge) and step < 0 and begin >= NO_LIMIT,
+            not isinstance(begin, Edge) and (begin <= -NO_LIMIT if step > 0 else begin >= NO_LIMIT),
             not isinstance(end, Edge) and (end >= NO_LIMIT if step > 0 else end <= -NO_LIMIT),
         )
         masks = [mask if open_ else mask & ~(1 << position) for mask, open_ in zip(masks, is_open, strict=True)]
