@@ -27,6 +27,8 @@ TRAINING_SIZES = (224, 640, 320, 384, 416, 299, 1024)
 MAX_FIXED, MAX_CONSTANT_ELEMENTS, MAX_SIZE = 16, 8, 1 << 12
 # Maximum number of elements of the inputs.
 MAX_ELEMENTS = 1 << 24
+# Maximum number of nodes, over all tried sizes, whose shapes are inferred to find sizes that a graph fixes: about 5 s.
+MAX_NODES = 200_000
 # Maximum number of axes that may be a batch although they are not the first.
 MAX_SUBSET = 2
 _BROADCAST = {*(op for op, rule in RULES.items() if rule is RULES["Add"]), "AddV2", "RealDiv", "Maximum", "Minimum"}
@@ -67,12 +69,17 @@ def choose_input_shapes(
     yield from rejected
 
 
-def find_fixed_sizes(graph: Graph, shapes: Mapping[Edge, Shape]) -> dict[Edge, Shape]:
+def find_fixed_sizes(
+    graph: Graph, shapes: Mapping[Edge, Shape], *, of_weights: bool = False, max_nodes: int = MAX_NODES
+) -> dict[Edge, Shape]:
     """Return the inputs with sizes that are dynamic by declaration, although the graph accepts only one value.
 
     Args:
         graph: graph of either dialect.
         shapes: shapes of the inputs of known rank.
+        of_weights: return only the sizes that weights require, such as a number of channels.
+        max_nodes: number of nodes whose shapes may be inferred; if more are needed, only the sizes that weights
+            require are returned.
 
     Returns:
         Shapes with these sizes and with the declared ones.
@@ -80,10 +87,13 @@ def find_fixed_sizes(graph: Graph, shapes: Mapping[Edge, Shape]) -> dict[Edge, S
     Raises:
         GraphError: the nodes form a cycle.
     """
-    fixed = {axis: size for axis, size in _required_sizes(graph, shapes).items() if isinstance(size, int)}
+    required = _required_sizes(graph, shapes, of_weights=of_weights)
+    fixed = {axis: size for axis, size in required.items() if isinstance(size, int)}
     tried, accepted = list[dict[_Axis, int]](), list[dict[_Axis, int]]()
-    for candidate, is_consistent, _ in _candidates(graph, shapes, BATCH_SIZES):
-        if is_consistent and not tried:
+    for candidate, is_consistent, _ in () if of_weights else _candidates(graph, shapes, BATCH_SIZES):
+        max_nodes -= len(graph)
+        if (is_consistent and not tried) or max_nodes < 0:
+            accepted.clear()
             break
         tried.append({(edge, axis): size for edge, shape in candidate.items() for axis, size in enumerate(shape.sizes)})
         accepted += tried[-1:] if is_consistent else ()
@@ -95,15 +105,17 @@ def find_fixed_sizes(graph: Graph, shapes: Mapping[Edge, Shape]) -> dict[Edge, S
     return {edge: shape for edge, shape in _with_sizes(shapes, fixed).items() if shape != shapes[edge]}
 
 
-def _required_sizes(graph: Graph, shapes: Mapping[Edge, Shape]) -> Mapping[_Axis, int | _Axis]:
+def _required_sizes(
+    graph: Graph, shapes: Mapping[Edge, Shape], *, of_weights: bool = False
+) -> Mapping[_Axis, int | _Axis]:
     """Return for each axis of unknown size the size that weights require, or the first axis of equal size."""
     axes = ((edge, axis, size) for edge, shape in shapes.items() for axis, size in enumerate(shape.dims or ()))
     unknown = [(edge, axis) for edge, axis, size in axes if size is None]
     if not unknown:
         return {}
-    large = _resolve(graph, shapes, dict(zip(unknown, _primes(1 << 14), strict=False)))
+    large = _resolve(graph, shapes, dict(zip(unknown, _primes(1 << 14), strict=False)), of_weights)
     others = (prime for prime in _primes(11) if prime not in large.values())
-    small = _resolve(graph, shapes, dict(zip(unknown, others, strict=False)))
+    small = _resolve(graph, shapes, dict(zip(unknown, others, strict=False)), of_weights)
     # A size that smaller ones do not need is a maximum, for example the number of positions of a transformer.
     return {axis: axis if isinstance(size, int) and size != small[axis] else size for axis, size in large.items()}
 
@@ -164,10 +176,12 @@ def _with_sizes(shapes: Mapping[Edge, Shape], sizes: Mapping[_Axis, int]) -> dic
     }
 
 
-def _resolve(graph: Graph, shapes: Mapping[Edge, Shape], primes: Mapping[_Axis, int]) -> Mapping[_Axis, int | _Axis]:
+def _resolve(
+    graph: Graph, shapes: Mapping[Edge, Shape], primes: Mapping[_Axis, int], of_weights: bool
+) -> Mapping[_Axis, int | _Axis]:
     """Return the size that each axis needs if the unknown sizes are primes; axes of one size share one of them."""
     required: dict[int, int] = {}
-    for pair in _equal_sizes(graph, _with_sizes(shapes, primes)):
+    for pair in _equal_sizes(graph, _with_sizes(shapes, primes), of_weights=of_weights):
         size, prime = sorted(
             (required.get(each, each) for each in pair), key=lambda each: (each in primes.values(), each)
         )
@@ -178,11 +192,13 @@ def _resolve(graph: Graph, shapes: Mapping[Edge, Shape], primes: Mapping[_Axis, 
     return {location: unknown.get(size, size) for location, size in sizes.items()}
 
 
-def _equal_sizes(graph: Graph, shapes: Mapping[Edge, Shape]) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of sizes that the nodes of a graph require to be equal."""
+def _equal_sizes(graph: Graph, shapes: Mapping[Edge, Shape], *, of_weights: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of sizes that the nodes of a graph, or only those of layers, require to be equal."""
     inputs = {edge.node: Node(edge.node, "Placeholder", attrs={"shape": shape}) for edge, shape in shapes.items()}
     inferred = infer_shapes(graph.with_nodes(inputs.get(node.name, node) for node in graph.nodes.values()))
     for node in graph.nodes.values():
+        if of_weights and (node.op in _BROADCAST or node.op in ("Concat", "Reshape")):
+            continue
         dims = [inferred.get(edge, UNKNOWN).dims or () for edge in node.inputs]
         try:
             pairs = tuple(_pairs(node, dims, inferred.get(Edge(node.name), UNKNOWN).dims or ()))

@@ -209,7 +209,8 @@ class Verifier:
         results = find_random_inputs(graph, session.inputs, run, samples[0])
         self.feeds = feeds if self.feeder or self.is_small or compared else feeds[:1]
         fixed = {} if self.feeder else fixed_sizes(graph, session.inputs)
-        for info in (info for info in session.inputs if info.name in fixed):
+        required = fixed_sizes(graph, session.inputs, of_weights=True) if fixed else {}
+        for info in (info for info in session.inputs if fixed.get(info.name) != required.get(info.name)):
             self.warning = f"{describe_fixed_sizes(info, fixed[info.name])}: pass this size, or {EXPORT}"
         return results
 

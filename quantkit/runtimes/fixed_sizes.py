@@ -17,19 +17,20 @@ from quantkit.runtimes.session import TensorInfo
 EXPORT = "export the model with a dynamic size: torch.onnx.export(..., dynamo=True)"
 
 
-def fixed_sizes(model: Graph | Path, inputs: Sequence[TensorInfo]) -> dict[str, Shape]:
+def fixed_sizes(model: Graph | Path, inputs: Sequence[TensorInfo], *, of_weights: bool = False) -> dict[str, Shape]:
     """Return the shapes of the inputs with sizes that the graph fixes although they are declared as dynamic, by name.
 
     Args:
         model: graph of either dialect, or a file; only ONNX files are read.
         inputs: inputs of a session.
+        of_weights: return only the sizes that weights require, which no other export changes.
     """
     if all(info.shape.is_known for info in inputs) or (isinstance(model, Path) and kind_of(model) != "onnx"):
         return {}
     graph = load(model) if isinstance(model, Path) else model
     find = partial(onnx.edge_of, graph) if graph.dialect == onnx.DIALECT else graph.edge
     edges = {find(info.name): info for info in inputs if info.shape.dims is not None}
-    sizes = find_fixed_sizes(graph, {edge: info.shape for edge, info in edges.items()})
+    sizes = find_fixed_sizes(graph, {edge: info.shape for edge, info in edges.items()}, of_weights=of_weights)
     return {edges[edge].name: shape for edge, shape in sizes.items()}
 
 
@@ -60,15 +61,17 @@ def explainer(model: Graph | Path, inputs: Sequence[TensorInfo]) -> Callable[[Ma
         inputs: inputs of the session.
     """
     find = cache(partial(fixed_sizes, model, tuple(inputs)))
+    find_required = cache(partial(fixed_sizes, model, tuple(inputs), of_weights=True))
 
     def explain(feeds: Mapping[str, Array]) -> GraphError | None:
         for info in inputs:
             fixed, sizes = find().get(info.name, UNKNOWN), feeds[info.name].shape
             if not fixed.accepts(sizes):
                 statement = f" and state it (quantkit transform --input-shape {info.name}:{fixed})" * fixed.is_known
+                export = f", or {EXPORT}" * find_required().get(info.name, UNKNOWN).accepts(sizes)
                 return GraphError(
                     f"{describe_fixed_sizes(info, fixed)}, and the samples have the shape {Shape(sizes)}",
-                    hint=f"pass samples of shape {fixed}{statement}, or {EXPORT}",
+                    hint=f"pass samples of shape {fixed}{statement}{export}",
                 )
         return None
 

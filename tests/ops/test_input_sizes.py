@@ -131,3 +131,7 @@ def test_sizes_that_the_graph_fixes(name: str) -> None:
     assert {edge.node: str(shape) for edge, shape in fixed.items()} == ({} if expected is None else {"ids": expected})
     shapes = next(choose_input_shapes(graph, declared))
     assert all(shape.accepts(shapes[edge].sizes) for edge, shape in fixed.items())
+    of_weights = find_fixed_sizes(graph, declared, of_weights=True)
+    assert of_weights == (fixed if name == "channels of weights" else {})
+    few = find_fixed_sizes(graph, declared, max_nodes=3 * len(graph))  # not enough to try several sizes
+    assert few in ({}, fixed)

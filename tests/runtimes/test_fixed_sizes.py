@@ -44,6 +44,18 @@ def test_error_names_the_size_that_the_graph_fixes(runtime: str) -> None:
     assert "--input-shape" not in caught.value.hint  # the batch is dynamic
 
 
+def test_hint_for_sizes_that_weights_require_names_no_export() -> None:
+    graph = from_text(
+        "dialect: onnx\ninputs: x\noutputs: y\nx = Placeholder[?x?]()\nw = Constant[32x4]()\ny = MatMul(x, w)"
+    )
+    with open_session(graph, "reference") as session, pytest.raises(GraphError, match="length to 32") as caught:
+        session.run({"x": np.zeros((3, 8), np.float32)})
+    assert caught.value.hint == "pass samples of shape ?x32"
+    check = make_verifier(qk.load(graph), graph)
+    check(graph, graph, REGISTRY["sort_by_execution_order"])
+    assert "dynamo" not in check.warning
+
+
 def test_hint_states_a_fixed_batch() -> None:
     graph = GRAPH.with_nodes(
         from_text("flat = Constant[int64]([2, 16, 32])")["flat"] if node.name == "flat" else node

@@ -238,7 +238,7 @@ def lost_bias_of_a_channel(graph: Graph) -> Iterator[Graph]:
         slot = 1 if node.op in BIASES else 2
         bias = _array(graph, node, slot)
         if bias is not None and bias.ndim:
-            bias[np.abs(bias).argmax()] = 0
+            bias.reshape(-1)[np.abs(bias).argmax()] = 0
             yield _with_constant(graph, node, slot, bias)
 
 
