@@ -237,10 +237,14 @@ def _input_cause(facts: JobFacts, fraction: float) -> tuple[str, str]:
     if blocked.get("sleep", 0.0) >= 0.5 or (facts.activity(SLEEP) >= enough):
         return "slow reads", "the input sleeps between reads: look for a poll, a retry or a rate limit"
     if calls and not calls.is_overlapped and calls.compute and fraction < LONGER_PART:
-        return "no prefetch", "prepare the next batch in another thread: dataset.prefetch(1), DataLoader(num_workers=1)"
+        return (
+            "no prefetch",
+            "prepare the next batch during the step: prefetch(1), DataLoader(num_workers=1), a queue and a thread",
+        )
     return (
         "one-thread input",
-        "prepare batches in parallel: map(num_parallel_calls=AUTOTUNE), PyDataset or DataLoader with workers",
+        "prepare batches in parallel: map(num_parallel_calls=AUTOTUNE), PyDataset or DataLoader with workers, "
+        "in plain Python multiprocessing.Pool.imap",
     )
 
 

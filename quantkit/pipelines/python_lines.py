@@ -105,23 +105,22 @@ def _source(graph: Graph, stage: Node) -> str:
         values = ", ".join(_number(graph, edge) for edge in stage.inputs)
         return f"dataset = tf.data.Dataset.range({values})"
     if stage.op == "TensorSliceDataset":
-        edge = stage.inputs[0]
-        while graph[edge.node].op == "Identity":
-            edge = graph[edge.node].inputs[0]
-        values = constant_of(graph, edge)
-        return f"dataset = tf.data.Dataset.from_tensor_slices({_values(values)})"
+        values = ", ".join(_values(graph, edge) for edge in stage.inputs)
+        return f"dataset = tf.data.Dataset.from_tensor_slices({values if len(stage.inputs) == 1 else f'({values})'})"
     return f"dataset = ...  # {stage.op}"
 
 
-def _values(values: object) -> str:
-    array = np.asarray(values)
-    if values is None or array.dtype != object or array.ndim != 1:
-        return f"...)  # {array.dtype} {list(array.shape)}"[:-1] if values is not None else "..."
-    names = [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in array[:_MAX_ITEMS]]
-    if any(len(name) > _MAX_LETTERS for name in names):
+def _values(graph: Graph, edge: Edge) -> str:
+    while graph[edge.node].op == "Identity":
+        edge = graph[edge.node].inputs[0]
+    values = constant_of(graph, edge)
+    if values is None or np.ndim(values) != 1:
         return "..."
-    more = ["..."] if len(array) > _MAX_ITEMS else []
-    return f"[{', '.join([*map(repr, names), *more])}]"
+    items = np.asarray(values)[:_MAX_ITEMS].tolist()
+    items = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in items]
+    if any(len(str(value)) > _MAX_LETTERS for value in items):
+        return "..."
+    return f"[{', '.join([*map(repr, items), *['...'] * (len(values) > _MAX_ITEMS)])}]"
 
 
 def _number(graph: Graph, edge: Edge) -> str:

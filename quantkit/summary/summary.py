@@ -7,7 +7,7 @@ from typing import Any
 from quantkit.arguments import public, without_none
 from quantkit.errors import CheckError, UsageError
 from quantkit.facts import facts_table
-from quantkit.formats import onnx
+from quantkit.formats import external_data_files, onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
@@ -71,7 +71,7 @@ class Summary:
         next_step: suggested command, and the reason.
         estimate: int8 part of the model after quantization.
         compressibility: zeros and distinct values of sparse or clustered weights; None for other models.
-        file_bytes: size of the model file; None for folders and objects.
+        file_bytes: size of the model file, with its weights in other files; None for folders and objects.
         has_random_weights: True if the predictions are meaningless.
         portability: certificate of an int8 model for processors without VNNI; None for other models.
         findings: faults of a quantized file in the runtimes of a target; None without a target.
@@ -233,6 +233,9 @@ def summarize(
     known_macs = [count for count in macs if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
     estimate = estimate_quantization(loaded)
+    file_bytes = path.stat().st_size if path is not None and path.is_file() else None
+    if path is not None and file_bytes is not None and path.suffix == ".onnx":
+        file_bytes += sum((path.parent / name).stat().st_size for name in external_data_files(path))
     return Summary(
         model=loaded.name,
         num_nodes=len(graph),
@@ -248,7 +251,7 @@ def summarize(
         next_step=recommend_command(loaded, estimate),
         estimate=estimate,
         compressibility=measure_compressibility(graph),
-        file_bytes=path.stat().st_size if path is not None and path.is_file() else None,
+        file_bytes=file_bytes,
         has_random_weights=loaded.has_random_weights,
         portability=certify(graph),
         findings=None if target is None else find_target(target).examine(graph),

@@ -104,6 +104,14 @@ def test_examples_are_parsed_after_the_batch(records: str, execution: Execution)
     assert "num_parallel_calls=tf.data.AUTOTUNE" in lines[3]
 
 
+def test_python_has_all_parts_of_a_source() -> None:
+    source = tf.data.Dataset.from_tensor_slices((["a.jpg"] * 5, tf.range(5), np.zeros((5, 2)))).batch(2)
+    lines = python_lines(bridge.to_graph(source))
+    assert lines[0] == (
+        "dataset = tf.data.Dataset.from_tensor_slices((['a.jpg', 'a.jpg', 'a.jpg', ...], [0, 1, 2, ...], ...))"
+    )
+
+
 def test_result_of_the_function(records: str, tmp_path: Path) -> None:
     path = tmp_path / "pipeline.pb"
     dataset = article_pipeline(records)

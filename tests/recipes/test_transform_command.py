@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from command_line import main
 
+import quantkit as qk
 from quantkit.formats import load, save
 from quantkit.ir.text import from_text
 from quantkit.recipes.named import RECIPES
@@ -159,6 +160,17 @@ def test_transforms_list_has_the_recipes(capsys: pytest.CaptureFixture[str]) -> 
     assert "quantize_weights obfuscate_names" in recipes["mobile"]["steps"]
     assert main(["transforms", "list"]) == 0
     assert "for an app bundle" in capsys.readouterr().out
+
+
+def test_summarize_counts_weights_in_other_files(tmp_path: Path) -> None:
+    package = pytest.importorskip("onnx")
+    qk.save(qk.load("digits", inputs=["Mul"], outputs=["softmax"]), tmp_path / "one.onnx")
+    (tmp_path / "two").mkdir()
+    options = {"save_as_external_data": True, "size_threshold": 64, "location": "weights"}
+    package.save(package.load(tmp_path / "one.onnx"), tmp_path / "two" / "two.onnx", **options)
+    files = [file.stat().st_size for file in (tmp_path / "two").iterdir()]
+    assert len(files) == 2
+    assert qk.summarize(tmp_path / "two" / "two.onnx").file_bytes == sum(files)
 
 
 def test_summarize_estimates_int8(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

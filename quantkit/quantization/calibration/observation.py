@@ -23,6 +23,8 @@ from quantkit.runtimes.session import Session
 
 # Number of positions per tensor that the channel means sample.
 MEAN_POSITIONS = 401
+# Ops that write a constant beside the values of an input.
+_FILLING_OPS = frozenset({"Pad", "PadV2", "Select", "SelectV2", "Where"})
 
 
 class Observation:
@@ -150,8 +152,15 @@ class Observation:
         }
         channels = {edge for pattern in self.plan.patterns for edge in (*pattern.inputs, pattern.output)}
         maxima = {edge: values for edge, values in self.monitor.channel_maxima.items() if edge in channels}
-        warnings = self.monitor.warnings(self.observers)
+        warnings = self.monitor.warnings(edge for edge in self.observers if not self._writes_infinity(edge))
         return Ranges(by_edge, provenance, warnings, means, extremes=extremes, channel_maxima=maxima, sqnr=sqnr)
+
+    def _writes_infinity(self, edge: Edge) -> bool:
+        """Return True if a constant writes infinity to an edge, as in a mask or in the padding of a maximum pool."""
+        if self.graph is None or self.monitor.num_nan[edge] or self.graph[edge.node].op not in _FILLING_OPS:
+            return False
+        values = map(self.graph.constant_of, self.graph[edge.node].inputs)
+        return any(value is not None and value.dtype.is_float and np.isinf(value.array).any() for value in values)
 
 
 class ChannelMeans:
