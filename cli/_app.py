@@ -97,6 +97,8 @@ class Parser(ArgumentParser):
             flag = message.removeprefix("unrecognized arguments: ").split()[0].split("=")[0]
             renamed = RENAMED_FLAGS.get(flag.replace("_", "-"))
             near = f"did you mean {renamed!r}?" if renamed in flags else did_you_mean(flag, flags)
+            data = next((name for name in ("--calibration", "--data") if name in flags), "")
+            near = f"data is a flag: {data} {flag}" if data and not flag.startswith("-") else near
         else:
             near = ""
         raise UsageError(message, hint=near or f"{self.prog} --help lists the flags")

@@ -174,12 +174,14 @@ class FileDataset(Dataset):
     Attributes:
         samples: samples in order; those of records and NumPy files get their labels and arrays when they are read.
         holds_arrays: True for arrays of numbers, False for images.
+        classes: names of the folders that hold the samples, sorted, unless one of them is a class number.
     """
 
     source: str
     samples: tuple[Sample, ...]
     skipped_files: int = 0
     holds_arrays: bool = False
+    classes: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -296,6 +298,14 @@ class ArrayDataset(Dataset):
 
     def example(self, rank: int | None = None) -> Mapping[str, Array]:
         return {name: _row(array, self.rows[0]) for name, array in self.arrays.items()}
+
+    def labeled_by(self, outputs: Iterable[str]) -> Self:
+        """Return the rows with the labels of an array that has the name of an output; else unchanged."""
+        name = next((name for name in outputs if name in self.arrays), None)
+        if name is None:
+            return self
+        texts = label_texts(np.stack([_row(self.arrays[name], row) for row in self.rows]), self.source)
+        return replace(self, labels=dict(zip(self.rows, texts, strict=True)))
 
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
         rows = list(self.rows) if keep_order else sorted(self.rows, key=lambda row: _digest(str(row)))

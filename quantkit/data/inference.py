@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
 from quantkit.arguments import (
     as_numbers,
     public,
@@ -59,14 +61,25 @@ class PreprocessingOptions:
         """Return the options of a function with these arguments.
 
         Raises:
-            UsageError: a size is not a whole number from 0, a number is not finite or a divisor of 0, or there is no
-                such order of the channels.
+            UsageError: a size is not a whole number from 0, a number is not finite or a divisor of 0, all numbers
+                are fractions, which torchvision uses for images from 0 to 1, or there is no such order of the channels.
         """
         require_choice(COLOR_ORDERS, **without_none(input_color_order=input_color_order))
         require_natural(**without_none(input_height=input_height, input_width=input_width))
         require_numbers(**without_none(input_mean=input_mean))
         require_divisors(**without_none(input_std=input_std))
-        return cls(input_height, input_width, as_numbers(input_mean), as_numbers(input_std), input_color_order)
+        mean, std = as_numbers(input_mean), as_numbers(input_std)
+        if mean is not None and std is not None and _are_fractions(mean) and _are_fractions(std):
+            means, stds = (",".join(f"{255 * value:g}" for value in np.atleast_1d(values)) for values in (mean, std))
+            raise UsageError(
+                "mean and standard deviation are those of images from 0 to 1, and pixels are 0 to 255",
+                hint=f"multiply both by 255: --input-mean {means} --input-std {stds}",
+            )
+        return cls(input_height, input_width, mean, std, input_color_order)
+
+
+def _are_fractions(values: float | tuple[float, ...]) -> bool:
+    return all(0 < value < 1 for value in np.atleast_1d(values).tolist())
 
 
 def infer_preprocessing(

@@ -80,6 +80,19 @@ class Labels:
     length: int = 0
     source: str = ""
 
+    @classmethod
+    def of_folders(cls, names: Sequence[str], num_classes: int | None, source: str) -> Self:
+        """Return the labels of one folder per class, in sorted order, as torchvision and Keras number them.
+
+        Args:
+            names: sorted names of the folders.
+            num_classes: number of classes of the model; of another number of folders, the labels are empty.
+            source: the folder that contains them.
+        """
+        if not names or len(names) != num_classes:
+            return cls()
+        return cls(dict(enumerate(names)), {}, Order.OWN, len(names), f"the {len(names)} folders of {source}, sorted")
+
     def to_json(self) -> dict[str, Any]:
         """Return names, WordNet ids and order as JSON values, for `from_json`."""
         names, wordnet = ([texts.get(index) for index in range(self.length)] for texts in (self.names, self.wordnet))

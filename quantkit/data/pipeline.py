@@ -309,6 +309,8 @@ class InputPipeline:
                 "array.reshape(-1, *array.shape[2:]); a file of a folder holds one sample",
             )
         hint = "the first dimension of an array counts the samples, the others are the input's"
+        if dims and row.ndim == len(dims) - 1:
+            hint = f"pass samples of shape {Shape(dims[1:])}, or export the model with dynamic sizes"
         for source, destination in ((-1, -3), (-3, -1)):
             if row.ndim == 3 and self._arrange(np.moveaxis(row, source, destination), info) is not None:
                 hint = f"move the channels: numpy.moveaxis(array, {source}, {destination})"

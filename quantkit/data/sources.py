@@ -215,7 +215,8 @@ def _read_path(source: str | os.PathLike[str], inputs: Container[str]) -> Datase
     if path.is_dir():
         images, others = list_files(path)
         if not images and (arrays := [file for file in others if file.suffix.lower() in ARRAY_SUFFIXES]):
-            return FileDataset(str(path), _array_samples(arrays, path), len(others) - len(arrays), holds_arrays=True)
+            samples, skipped = _array_samples(arrays, path), len(others) - len(arrays)
+            return FileDataset(str(path), samples, skipped, holds_arrays=True, classes=_class_names(samples, path))
         if not images and (records := [file for file in others if is_tfrecord(file)]):
             return _read_records(name, records)
         return _folder_dataset(path, images, others)
@@ -248,7 +249,7 @@ def _folder_dataset(folder: Path, images: Sequence[Path], others: Sequence[Path]
             + (f": this one has {len(others)} other files" if others else ""),
         )
     samples = tuple(Sample(file.name, _label_of(file, folder), file) for file in images)
-    return FileDataset(str(folder), samples, len(others))
+    return FileDataset(str(folder), samples, len(others), classes=_class_names(samples, folder))
 
 
 def _array_samples(files: Iterable[Path], folder: Path | None = None) -> tuple[Sample, ...]:
@@ -272,12 +273,24 @@ def _label_of(file: Path, folder: Path) -> str:
     return _wordnet_id(file.name) or (_wordnet_id(parents[-1]) or parents[-1] if parents else "")
 
 
+def _class_names(samples: Iterable[Sample], folder: Path) -> tuple[str, ...]:
+    """Return the sorted names of the folders of samples; empty if one is a class number, or missing."""
+    parents = [(sample.path or folder).relative_to(folder).parts[:-1] for sample in samples]
+    names = sorted({parts[-1] for parts in parents if parts})
+    return () if not all(parents) or any(name.isdecimal() for name in names) else tuple(names)
+
+
 def _wordnet_id(name: str) -> str:
     match = _WORDNET_ID.match(name)
     return match[1] if match else ""
 
 
 def _read_list(path: Path) -> FileDataset:
+    if path.suffix == ".py":
+        raise InputError(
+            f"{path} is a Python file, not data",
+            hint=f"data profile and data optimize take {path}:FUNCTION; other commands take the data itself",
+        )
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:

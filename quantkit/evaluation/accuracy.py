@@ -68,6 +68,7 @@ class Evaluation:
         is_assumed: True if neither the caller nor the model states the preprocessing.
         outputs: metric of a task and SQNR of the outputs, with the reference model; None without a task.
         environment: environment variables of the process that ``isa`` set.
+        classes: source of the order of the classes if it is that of folders, else empty.
     """
 
     model: str
@@ -84,6 +85,7 @@ class Evaluation:
     is_assumed: bool = False
     outputs: OutputSqnr | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    classes: str = ""
 
     @public
     def check(
@@ -155,6 +157,7 @@ class Evaluation:
             "preprocessing": self.preprocessing,
             "preprocessing_is_assumed": self.is_assumed,
             "unknown_labels": self.unknown_labels,
+            "classes": self.classes or None,
             "rejected": [{"name": name, "message": message} for name, message in self.rejected.items()],
         }
 
@@ -176,6 +179,8 @@ class Evaluation:
         if self.input_rates:
             rows.append(("with input", describe_rates(self.input_rates)))
         rows += list(self.environment.items())
+        if self.classes and metrics.top1 is not None:
+            rows.append(("classes", f"{self.classes} (--labels FILE states another order)"))
         if self.reference:
             rows.append(("reference", f"{self.reference} in {self.reference_runtime}"))
         return rows
@@ -390,6 +395,7 @@ def _make_evaluation(facts: EvaluationFacts, counts: EvaluationCounts, seconds: 
         facts.preprocessing,
         facts.is_assumed,
         outputs,
+        classes=counts.classes,
     )
 
 

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Self
 
 from quantkit.data import Dataset, InputPipeline, InputTimes, PreprocessingOptions, prepare_batches
-from quantkit.data.dataset import Sample
+from quantkit.data.dataset import ArrayDataset, FileDataset, Sample
 from quantkit.data.inference import unify_bases
 from quantkit.data.labels import Labels
 from quantkit.data.preparation import PreparedSample
@@ -73,6 +73,7 @@ class EvaluationCounts:
         outputs: metric of a task, and SQNR of the outputs; None without a task.
         rejected: message by name of each sample that could not be prepared.
         unknown_labels: number of samples whose label is not a class of the model.
+        classes: source of the order of the classes if it is that of folders, else empty.
         timings: number of samples and seconds of each run of the model.
         times: times of the input.
         seconds: time from the first sample to the last one; the sum of the parts in several workers.
@@ -82,6 +83,7 @@ class EvaluationCounts:
     outputs: OutputSqnrCounter | None = None
     rejected: dict[str, str] = field(default_factory=dict)
     unknown_labels: int = 0
+    classes: str = ""
     timings: list[tuple[int, float]] = field(default_factory=list)
     times: InputTimes = field(default_factory=InputTimes)
     seconds: float = 0.0
@@ -105,6 +107,7 @@ class EvaluationCounts:
             self.outputs.merge(other.outputs)
         self.rejected |= other.rejected
         self.unknown_labels += other.unknown_labels
+        self.classes = self.classes or other.classes
         self.timings += other.timings
         self.times.cpu_seconds += other.times.cpu_seconds
         self.times.waiting_seconds += other.times.waiting_seconds
@@ -125,7 +128,7 @@ class EvaluationRun:
     """
 
     def __init__(self, models: Sequence[Model], dataset: Dataset, settings: EvaluationSettings) -> None:
-        self._settings = settings
+        self._settings, self._dataset = settings, dataset
         self._stack = ExitStack()
         try:
             self._models = [self._open(index, model, dataset) for index, model in enumerate(models)]
@@ -155,7 +158,12 @@ class EvaluationRun:
 
     def count(self, dataset: Dataset) -> Iterator[EvaluationCounts]:
         """Count the samples of a dataset, and yield the counts after each batch."""
-        samples, counts = dataset.read(self._pipelines[0].rank), self.counts
+        counts = self.counts
+        if isinstance(dataset, ArrayDataset) and self._settings.task is None:
+            inputs = {info.name for info in self._models[0].session.inputs}
+            outputs = (info.name.partition(":")[0] for info in self._models[0].session.outputs)
+            dataset = dataset.labeled_by(name for name in outputs if name not in inputs)
+        samples = dataset.read(self._pipelines[0].rank)
         start = perf_counter()
         chunks = prepare_batches(samples, self._pipelines, self._settings.batch, counts.rejected, times=counts.times)
         for chunk in chunks:
@@ -246,6 +254,9 @@ class EvaluationRun:
     def _class_of(self, sample: Sample, num_classes: int) -> int | None:
         if not sample.label:
             return None
+        if not self._labels.are_known and isinstance(dataset := self._dataset, FileDataset):
+            self._labels = Labels.of_folders(dataset.classes, num_classes, dataset.source)
+            self.counts.classes = self._labels.source
         if sample.label not in self._classes:
             self._classes[sample.label] = find_class(sample.label, self._labels, num_classes)
         index = self._classes[sample.label]
@@ -270,9 +281,10 @@ def find_class(label: str, labels: Labels, num_classes: int) -> int | None:
         if synset == label:
             return index
     name = label.replace("_", " ").casefold()
-    first_names = {index: text.partition(",")[0] for index, text in labels.names.items()}
-    for names in (labels.names, first_names):
-        matches = [index for index, text in names.items() if text.casefold() == name]
+    full_names = {index: text.replace("_", " ").casefold() for index, text in labels.names.items()}
+    first_names = {index: text.partition(",")[0] for index, text in full_names.items()}
+    for names in (full_names, first_names):
+        matches = [index for index, text in names.items() if text == name]
         if len(matches) == 1:
             return matches[0]
     return int(label) if label.isdecimal() and int(label) < num_classes else None

@@ -56,6 +56,10 @@ def test_unknown_sizes_are_an_error_with_a_hint(dims: tuple[int | None, ...] | N
     with pytest.raises(UsageError, match="needs all sizes but the batch") as error:
         seeded_feeds([info(dims)])
     assert f"--input-shape x:{example}," in error.value.hint
+    inputs = [info(dims), info((2, 3), name="a"), info((None, None), name="b")]
+    with pytest.raises(UsageError) as error:
+        seeded_feeds(inputs)
+    assert f"--input-shape x:{example} --input-shape b:1x64," in error.value.hint
 
 
 def test_sizes_of_the_caller_fill_dynamic_dimensions() -> None:

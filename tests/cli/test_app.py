@@ -118,6 +118,12 @@ def test_examples_parse(name: str) -> None:
     ("arguments", "code", "message", "hint"),
     [
         (["transfrom"], 2, "'transfrom' is not a command", "did you mean 'transform'"),
+        (
+            ["quantize", "G", "images", "-o", "O"],
+            2,
+            "unrecognized arguments: images",
+            "data is a flag: --calibration images",
+        ),
         (["transform", "--in_grph=x"], 2, "unrecognized arguments", "did you mean '--in-graph'"),
         (["transform", "--out_graph=o.pb"], 2, "in_graph graph can't be empty.", "--in_graph=FILE"),
         (["transform", "G"], 2, "out_graph graph can't be empty.", "--out_graph=FILE"),

@@ -218,6 +218,7 @@ def test_elements_of_another_type_are_a_usage_error() -> None:
         ("a.npy", b"", "is not a NumPy file"),
         ("list.txt", b"\n", "is empty"),
         ("list.txt", b"\xff\xfe\x00", "neither an image nor a list"),
+        ("train.py", b"import keras", "is a Python file, not data"),
     ],
 )
 def test_error_names_broken_data(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -71,6 +71,14 @@ def test_options_override_the_card_and_its_crop() -> None:
     assert infer_preprocessing(tensor("input", 1, 299, 299, 3), SLIM).crop == "central"
 
 
+def test_numbers_of_images_from_0_to_1_are_rejected() -> None:
+    with pytest.raises(UsageError, match="pixels are 0 to 255") as caught:
+        PreprocessingOptions.of(input_mean=(0.485, 0.456, 0.406), input_std=[0.229, 0.224, 0.225])
+    assert caught.value.hint.endswith("--input-mean 123.675,116.28,103.53 --input-std 58.395,57.12,57.375")
+    for mean, std in ((0, 0.5), (0.5, 1), (127.5, 0.5), (None, 0.5)):
+        assert PreprocessingOptions.of(input_mean=mean, input_std=std).std == std
+
+
 def test_an_option_against_the_shape_is_rejected() -> None:
     with pytest.raises(UsageError, match="--input-width is 224, and input 'Mul' has the width 299"):
         infer_preprocessing(tensor("Mul", 1, 299, 299, 3), RELEASE, PreprocessingOptions(width=224))

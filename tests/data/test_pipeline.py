@@ -107,6 +107,13 @@ def test_arrays_of_another_shape_or_type_are_rejected(
     assert caught.value.hint
 
 
+def test_hint_for_samples_of_another_length_names_the_length() -> None:
+    pipeline = InputPipeline.of([VECTORS], as_dataset(np.ones((2, 7), np.float32)))
+    with pytest.raises(InputError) as caught:
+        pipeline.prepare_arrays({"": np.ones(7, np.float32)})
+    assert caught.value.hint == "pass samples of shape 6, or export the model with dynamic sizes"
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_streams_of_images_are_preprocessed_like_arrays(count: int) -> None:
     """Elements of a stream are batches, or images with one dimension less than the input."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import main
+from PIL import Image
 from records import example, write_records
 
 import quantkit as qk
@@ -55,6 +56,33 @@ def test_transformed_model_agrees_with_its_reference(folded: Graph) -> None:
     assert evaluation.metrics.agreement == Proportion(20, 20)
     assert evaluation.metrics.kl_divergence == pytest.approx(0, abs=1e-6)
     assert reports == [Progress("evaluating", done, 20) for done in (8, 16, 20)]
+
+
+def test_sorted_folders_are_the_classes_of_a_model_without_labels(tmp_path: Path) -> None:
+    nodes = (
+        Node("pixels", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 2, 2, 1))}),
+        Node("axes", "Const", attrs=constant("axes", np.int32([1, 2])).attrs),
+        Node("mean", "Mean", ("pixels", "axes")),
+        constant("weights", np.float32([[1, 0, -1]])),
+        Node("product", "MatMul", ("mean", "weights")),
+        constant("bias", np.float32([0, 0.5, 0])),
+        Node("scores", "BiasAdd", ("product", "bias")),
+    )
+    model = Graph.of(nodes, ["pixels"], ["scores"])
+    names = {"a_bright": 255, "b_gray": 128, "c_dark": 0}
+    for name, value in names.items():
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("L", (2, 2), value).save(tmp_path / "data" / name / "x.png")
+    evaluation = evaluate(model, tmp_path / "data", runtime="reference", limit=2)
+    assert (evaluation.metrics.top1, evaluation.unknown_labels) == (Proportion(2, 2), 0)
+    assert f"the 3 folders of {tmp_path / 'data'}, sorted" in str(evaluation)
+    (tmp_path / "labels.txt").write_text("\n".join(reversed(names)))  # names with an underscore
+    evaluation = evaluate(model, tmp_path / "data", runtime="reference", labels=tmp_path / "labels.txt")
+    assert (evaluation.metrics.top1, evaluation.unknown_labels, evaluation.classes) == (Proportion(1, 3), 0, "")
+    (tmp_path / "data" / "d").mkdir()
+    Image.new("L", (2, 2)).save(tmp_path / "data" / "d" / "x.png")
+    evaluation = evaluate(model, tmp_path / "data", runtime="reference")
+    assert (evaluation.metrics.top1, evaluation.unknown_labels, evaluation.classes) == (None, 4, "")
 
 
 def test_folders_of_classes_and_lists(tmp_path: Path) -> None:

@@ -59,6 +59,19 @@ def test_evaluate_requires_the_output_and_uses_it(name: str, folder: Path) -> No
         assert qk.evaluate(qk.load(folder / name, outputs="cls"), folder / "d.npz").metrics.top1.value == 1  # type: ignore[union-attr]
 
 
+def test_labels_have_the_name_of_their_output(folder: Path) -> None:
+    np.savez(folder / "d.npz", x=X, box=LABELS, cls=LABELS)
+    for name in ("two.onnx", "two.pb", "two.tflite"):
+        assert top1(folder, name, output_layer="cls") == 1
+        assert top1(folder, name, output_layer="box") < 0.6
+    np.savez(folder / "d.npz", x=X, cls=(LABELS + 1) % 10, labels=LABELS)  # that of the output comes first
+    assert top1(folder, "two.onnx", output_layer="cls") == 0
+    data = {"x": X, "cls": LABELS}
+    evaluation = qk.evaluate(folder / "two.onnx", data, output_layer="cls", workers=2, batch=8)
+    assert evaluation.metrics.top1 is not None
+    assert evaluation.metrics.top1.value == 1
+
+
 def test_a_softmax_among_the_outputs_has_the_class_scores(folder: Path) -> None:
     for name in ("soft.onnx", "soft.pb"):
         qk.save(network("box", "cls", last="Softmax"), folder / name)

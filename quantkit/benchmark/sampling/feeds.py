@@ -1,6 +1,7 @@
 """Seeded random arrays of the types and shapes of a model's inputs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,11 +44,23 @@ def seeded_feeds(
         if name not in names:
             hint = did_you_mean(name, names) or f"the inputs are {', '.join(names)}"
             raise UsageError(f"--input-shape names {name!r}, which is not an input of the model", hint=hint)
+    infos = [
+        replace(info, shape=_known_shape(info, shapes.get(info.name))) for info in inputs if info.name not in sizes
+    ]
+    unknown = [info for info in infos if info.shape.dims is None or None in info.shape.dims[1:]]
+    if unknown:
+        examples = " ".join(f"--input-shape {info.name}:{_example(info.shape)}" for info in unknown)
+        first = unknown[0]
+        raise UsageError(
+            f"input {first.name!r} has the dynamic shape {first.shape}: random data needs all sizes but the batch",
+            hint=f"choose the sizes, for example {examples}, or give data: --data DATA",
+        )
+    dims = {info.name: _dims(info, batch) for info in infos}
     return {
         info.name: random_values(
             np.random.default_rng((seed, index)),
             info,
-            _check_sizes(info, sizes[info.name]) if info.name in sizes else _dims(info, batch, shapes.get(info.name)),
+            _check_sizes(info, sizes[info.name]) if info.name in sizes else dims[info.name],
             integers=integers,
         )
         for index, info in enumerate(inputs)
@@ -68,20 +81,23 @@ def _check_sizes(info: TensorInfo, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _dims(info: TensorInfo, batch: int | None, shape: Shape | None) -> tuple[int, ...]:
+def _known_shape(info: TensorInfo, shape: Shape | None) -> Shape:
+    """Return the shape of an input, with sizes of another shape where its own are dynamic; the batch stays dynamic."""
     dims = info.shape.dims
-    if shape is not None and shape.dims is not None and (dims is None or len(dims) == len(shape.dims)):
-        sizes = dims or (None,) * len(shape.dims)
-        rest = [size if size is not None else other for size, other in zip(sizes, shape.dims, strict=True)][1:]
-        dims = (*sizes[:1], *rest)
-    if dims is None or None in dims[1:]:
-        example = Shape([size or (EXAMPLE_SIZE if axis else 1) for axis, size in enumerate(dims or (1, None, None, 3))])
-        raise UsageError(
-            f"input {info.name!r} has the dynamic shape {info.shape}: random data needs all sizes but the batch",
-            hint=f"choose the sizes, for example --input-shape {info.name}:{example}, or give data: --data DATA",
-        )
-    if not dims:
-        return ()
-    if batch is not None and dims[0] not in (None, batch):
+    if shape is None or shape.dims is None or (dims is not None and len(dims) != len(shape.dims)):
+        return info.shape
+    sizes = dims or (None,) * len(shape.dims)
+    rest = [size if size is not None else other for size, other in zip(sizes, shape.dims, strict=True)][1:]
+    return Shape((*sizes[:1], *rest))
+
+
+def _example(shape: Shape) -> Shape:
+    dims = (1, None, None, 3) if shape.dims is None else shape.dims
+    return Shape([size or (EXAMPLE_SIZE if axis else 1) for axis, size in enumerate(dims)])
+
+
+def _dims(info: TensorInfo, batch: int | None) -> tuple[int, ...]:
+    dims = info.shape.dims or ()
+    if dims and batch is not None and dims[0] not in (None, batch):
         raise UsageError(f"input {info.name!r} has a fixed batch size of {dims[0]}, not {batch}", hint="omit --batch")
     return tuple(batch or 1 if size is None else size for size in dims)

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Self
 
 from quantkit.data import Dataset, InputPipeline, InputTimes, batches
+from quantkit.data.dataset import FileDataset
 from quantkit.data.labels import Labels
 from quantkit.data.pipeline import ARRAYS_UNCHANGED
 from quantkit.data.preprocessing import Preprocessing
@@ -82,6 +83,8 @@ class LabeledFeeds:
         basis = preprocessing or model.find_basis(session.inputs, session.outputs)
         pipeline = InputPipeline.of(session.inputs, dataset, basis, options.preprocessing)
         is_classifier = card is not None or labels.are_known
+        if isinstance(dataset, FileDataset) and not labels.are_known:
+            labels = Labels.of_folders(dataset.classes, max(sizes, default=0), dataset.source)
         return cls(dataset, pipeline, labels, max(sizes, default=0), is_classifier=is_classifier)
 
     @property
