@@ -71,7 +71,7 @@ def test_options_override_the_card_and_its_crop() -> None:
     assert infer_preprocessing(tensor("input", 1, 299, 299, 3), SLIM).crop == "central"
 
 
-def test_numbers_of_images_from_0_to_1_are_rejected() -> None:
+def test_mean_and_deviation_of_images_from_0_to_1_are_rejected() -> None:
     with pytest.raises(UsageError, match="pixels are 0 to 255") as caught:
         PreprocessingOptions.of(input_mean=(0.485, 0.456, 0.406), input_std=[0.229, 0.224, 0.225])
     assert caught.value.hint.endswith("--input-mean 123.675,116.28,103.53 --input-std 58.395,57.12,57.375")

@@ -23,7 +23,7 @@ from quantkit.runtimes.session import Session
 
 # Number of positions per tensor that the channel means sample.
 MEAN_POSITIONS = 401
-# Ops that write a constant beside the values of an input.
+# Ops that write a constant next to the values of an input.
 _FILLING_OPS = frozenset({"Pad", "PadV2", "Select", "SelectV2", "Where"})
 
 

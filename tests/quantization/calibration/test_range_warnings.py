@@ -22,7 +22,7 @@ y = Conv2D(m, v, T=float, strides=[1, 1, 1, 1], padding="SAME", data_format="NHW
 
 
 @pytest.mark.parametrize(("value", "count"), [("-inf", 0), ("nan", 1)])
-def test_infinity_that_the_graph_writes_is_no_problem(value: str, count: int) -> None:
+def test_infinity_that_the_graph_writes_is_not_reported(value: str, count: int) -> None:
     graph = from_text(PADDED.replace("-inf", value))
     plan = annotate(graph, Scheme.for_target("litert"))
     samples = np.random.default_rng(0).normal(size=(4, 1, 4, 4, 2)).astype(np.float32)
