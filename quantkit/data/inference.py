@@ -62,7 +62,8 @@ class PreprocessingOptions:
 
         Raises:
             UsageError: a size is not a whole number from 0, a number is not finite or a divisor of 0, mean and
-                standard deviation are those of images from 0 to 1, as in torchvision, or there is no such order of the channels.
+                standard deviation are those of images from 0 to 1, as in torchvision, or there is no such order of the
+                channels.
         """
         require_choice(COLOR_ORDERS, **without_none(input_color_order=input_color_order))
         require_natural(**without_none(input_height=input_height, input_width=input_width))
