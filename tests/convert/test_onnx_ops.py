@@ -86,6 +86,7 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("ConstantOfShape", (np.int64([2, 3]),), {"value": Tensor.of(np.float32([1.5]))}),
     ("Expand", (Open(random(3, 1)), np.int64([2, 1, 4])), {}),
     ("Expand", (random(3, 1), Const([2, 3, 4])), {}),
+    ("Expand", (np.float32([3]), np.int64([2, 4])), {}),
     ("Range", (np.array(1, np.int64), np.array(9, np.int64), np.array(3, np.int64)), {}),
     ("Tile", (Open(ROWS), np.int64([2, 1])), {}),
     ("Gather", (ROWS, Const([-1, 0])), {"axis": 1}),

@@ -82,6 +82,8 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("Concat", (Const(1), ROWS, random(3, 2)), {"N": 2}),
     ("Gather", (ROWS, ints(2, 0)), {}),
     ("BroadcastTo", (random(3, 1), Const([2, 3, 4])), {}),
+    ("BroadcastArgs", (ints(3, 1), ints(2, 1, 4)), {}),
+    ("BroadcastArgs", (np.zeros(0, np.int64), np.int64([2, 4])), {}),
     ("Tile", (ROWS, ints(2, 1)), {}),
     ("MirrorPad", (ROWS, Const([[1, 2], [0, 3]])), {"mode": b"REFLECT"}),
     ("PadV2", (ROWS, Const([[1, 2], [0, 3]]), Const(7, np.float32)), {}),

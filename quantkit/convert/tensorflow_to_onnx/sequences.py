@@ -171,6 +171,18 @@ def _fill(translator: Translator, node: Node) -> None:
     translator.emit(node, "Tile" if node.op == "Tile" else "Expand", edges, PLAIN)
 
 
+@converts("BroadcastArgs")
+def _broadcast_args(translator: Translator, node: Node) -> None:
+    values = translator.add_array(node, "zero", 0)
+    for slot in (0, 1):
+        values = translator.add_intermediate(
+            node, f"expanded_{slot}", "Expand", [values, translator.int64_input(node, slot)]
+        )
+    translator.emit_as(
+        node, 0, translator.add_intermediate(node, "sizes", "Shape", [values]), translator.dtype(node.inputs[0])
+    )
+
+
 @converts("ZerosLike OnesLike")
 def _constant_like(translator: Translator, node: Node) -> None:
     dtype = translator.dtype(node.inputs[0])
