@@ -70,10 +70,16 @@ def _constant_of_shape(translator: OnnxTranslator, node: Node) -> None:
 @converts("Expand")
 def _expand(translator: OnnxTranslator, node: Node) -> None:
     source, dims = translator.plain(node.inputs[0]), translator.shape(Edge(node.name)).dims
-    ones, rank = (translator.shape(edge).dims for edge in node.inputs)
+    source_sizes, rank = (translator.shape(edge).dims for edge in node.inputs)
     if dims is not None and None not in dims:
         shape = translator.add_array(node, "shape", dims)  # type: ignore[arg-type]
-    elif ones is not None and {*ones} <= {1} and rank and rank[0] is not None and len(ones) <= rank[0]:
+    elif (
+        source_sizes is not None
+        and {*source_sizes} <= {1}
+        and rank
+        and rank[0] is not None
+        and len(source_sizes) <= rank[0]
+    ):
         shape = translator.plain(node.inputs[1])
     else:
         sizes = [shape_of(translator, node, source), translator.plain(node.inputs[1])]
