@@ -58,7 +58,7 @@ from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, i
 from quantkit.quantization.ranges import UNKNOWN, graph_digest
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.calibration_run import compute_reference, is_read_once
-from quantkit.quantization.workflow.description import RECEIPT_SCHEMA
+from quantkit.quantization.workflow.description import RECEIPT_SCHEMA, describe_model
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, IMAGE_ARGUMENTS, Options
 from quantkit.quantization.workflow.preparation import load_float_model
@@ -228,9 +228,9 @@ def optimize(
     except KeyboardInterrupt:
         if search.baseline is None:
             raise
-        result = _conclude(search, float_model, output_path, folder)
+        result = _conclude(search, float_model, options, output_path, folder)
         raise OptimizationInterrupted(result) from None
-    result = _conclude(search, float_model, output_path, folder)
+    result = _conclude(search, float_model, options, output_path, folder)
     if deploy is not None:
         result.deploy(deploy, server)
     return result
@@ -385,7 +385,9 @@ def _run_float_model(model: Model, held_out_data: Dataset, options: Options) -> 
     return compute_reference(model, model.graph, held_out_data, options, UNKNOWN), None
 
 
-def _conclude(search: FileSearch, model: Model, output: Path | None, folder: OwnedFolder) -> Optimization:
+def _conclude(
+    search: FileSearch, model: Model, options: Options, output: Path | None, folder: OwnedFolder
+) -> Optimization:
     """Choose the best candidate, and write its file with a receipt."""
     assert search.baseline is not None, "the caller checks it"
     baseline = search.choices[name_of(search.baseline)]
@@ -394,7 +396,8 @@ def _conclude(search: FileSearch, model: Model, output: Path | None, folder: Own
     file = folder.path / name if output is None else output
     if not format_suffix(file):
         file = file.with_name(file.name + best.form.path.suffix)
-    metadata = metadata_of_file(best.form.path)
+    # A float file states the preprocessing and the labels of the caller, too: a deployed client uses them.
+    metadata = describe_model(model, model.graph, "", options) | metadata_of_file(best.form.path)
     facts = metadata.get("receipt") or {
         "schema": RECEIPT_SCHEMA,
         "versions": {"quantkit": version(NAME)},

@@ -258,6 +258,22 @@ def test_a_server_limits_the_runtimes_and_gets_a_folder(tmp_path: Path, monkeypa
         qk.optimize("digits", DATA, server="tritton")
 
 
+def test_a_float_file_states_the_preprocessing_and_the_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, lambda each: 1.0 if "float32" in each.label else 9.0)
+    (tmp_path / "labels.txt").write_text("\n".join(f"digit {number}" for number in range(10)))
+    qk.save(qk.load("digits", inputs=["Mul"], outputs=["softmax"]), tmp_path / "own.onnx")
+    result = qk.optimize(
+        tmp_path / "own.onnx", DATA, runtimes=RUNTIMES, input_mean=100, input_std=50, labels=tmp_path / "labels.txt"
+    )
+    assert result.best.candidate.label.startswith("float32")
+    model = qk.load(result.save(tmp_path / "best"))
+    assert model.stated_preprocessing is not None
+    assert (model.stated_preprocessing.mean, model.stated_preprocessing.std) == (100, 50)
+    assert model.stated_labels.name(3) == "digit 3"
+    document = json.loads((result.deploy(tmp_path / "served") / "deployment.json").read_text())
+    assert '"mean": 100' in json.dumps(document)
+
+
 def test_the_smallest_file_is_an_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, int8_is_fast)
     result = qk.optimize("digits", DATA, runtimes=RUNTIMES, objective="size")

@@ -18,7 +18,7 @@ from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.model.model import tensor_info
-from quantkit.quantization.ranges import Ranges, graph_digest
+from quantkit.quantization.ranges import graph_digest
 from quantkit.quantization.report import AccuracyReport, Latency, QuantizationReport
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
@@ -29,20 +29,19 @@ from quantkit.zoo.cards import ModelCard
 RECEIPT_SCHEMA = "quantkit.file_receipt/1"
 
 
-def describe_model(model: Model, graph: Graph, ranges: Ranges, options: Options) -> dict[str, Any]:
-    """Return the metadata of the quantized file: preprocessing of images and class labels, where they are known.
+def describe_model(model: Model, graph: Graph, preprocessing: Preprocessing | str, options: Options) -> dict[str, Any]:
+    """Return the metadata of a file: preprocessing of images and class labels, where they are known.
 
     Args:
         model: float model.
         graph: prepared float graph.
-        ranges: calibrated ranges.
+        preprocessing: preprocessing of the calibration, if it is known.
         options: options of the caller.
 
     Raises:
         InputError: the label file is broken, or its labels belong to another model.
     """
     inputs, outputs = ([tensor_info(graph, edge) for edge in edges] for edges in (graph.inputs, graph.outputs))
-    preprocessing = ranges.provenance.preprocessing
     if not isinstance(preprocessing, Preprocessing) and len(inputs) == 1 and takes_images(inputs[0]):
         preprocessing = infer_preprocessing(inputs[0], model.find_basis(inputs, outputs), options.preprocessing)
         if preprocessing.origin is Origin.ASSUMED:

@@ -196,7 +196,7 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         save_plan(options, graph, conversion.plan)
     if reference.unused_labels:
         options.on_message(f"warning: {reference.unused_labels}")
-    description = describe_model(model, conversion.graph, conversion.ranges, options)
+    description = describe_model(model, conversion.graph, conversion.ranges.provenance.preprocessing, options)
     report, metadata = _write_and_measure(model, conversion, description, reference, trials, fallback, options)
     return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning), metadata)
 
