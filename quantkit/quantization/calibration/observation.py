@@ -23,6 +23,8 @@ from quantkit.runtimes.session import Session
 
 # Number of positions per tensor that the channel means sample.
 MEAN_POSITIONS = 401
+# Ops that use the shape of an input, and not its values.
+_SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"})
 # Ops that write a constant next to the values of an input.
 _FILLING_OPS = frozenset({"Pad", "PadV2", "Select", "SelectV2", "Where"})
 
@@ -152,7 +154,9 @@ class Observation:
         }
         channels = {edge for pattern in self.plan.patterns for edge in (*pattern.inputs, pattern.output)}
         maxima = {edge: values for edge, values in self.monitor.channel_maxima.items() if edge in channels}
-        warnings = self.monitor.warnings(edge for edge in self.observers if not self._writes_infinity(edge))
+        of_inputs = None if self.graph is None else _value_consumers(self.graph)
+        reported = (edge for edge in self.observers if of_inputs is None or edge.node in of_inputs)
+        warnings = self.monitor.warnings(edge for edge in reported if not self._writes_infinity(edge))
         return Ranges(by_edge, provenance, warnings, means, extremes=extremes, channel_maxima=maxima, sqnr=sqnr)
 
     def _writes_infinity(self, edge: Edge) -> bool:
@@ -161,6 +165,15 @@ class Observation:
             return False
         values = map(self.graph.constant_of, self.graph[edge.node].inputs)
         return any(value is not None and value.dtype.is_float and np.isinf(value.array).any() for value in values)
+
+
+def _value_consumers(graph: Graph) -> set[str]:
+    """Return the inputs and the nodes that depend on their values, not only on their shapes."""
+    names = {edge.node for edge in graph.inputs}
+    for name in graph.order:
+        if graph[name].op not in _SHAPE_OPS and any(edge.node in names for edge in graph[name].inputs):
+            names.add(name)
+    return names
 
 
 class ChannelMeans:

@@ -28,3 +28,25 @@ def test_infinity_that_the_graph_writes_is_not_reported(value: str, count: int) 
     samples = np.random.default_rng(0).normal(size=(4, 1, 4, 4, 2)).astype(np.float32)
     ranges = calibrate(graph, plan, list(samples), runtime="reference")
     assert len([text for text in ranges.warnings if text.startswith("p: ")]) == count
+
+
+@pytest.mark.parametrize(("state", "count"), [("Fill(sizes, zero, T=float)", 0), ("Relu(x, T=float)", 1)])
+def test_constants_of_a_new_state_are_not_reported(state: str, count: int) -> None:
+    text = """
+    inputs: x
+    outputs: y
+    x = Placeholder[<?x4>]()
+    w = Const[4x6]()
+    zero = Const(0.0)
+    sizes = Shape(x, T=float)
+    z = STATE
+    m = MatMul(x, w, T=float)
+    n = MatMul(z, w, T=float)
+    y = AddV2(m, n, T=float)
+    """
+    graph = from_text(text.replace("STATE", state))
+    plan = annotate(graph, Scheme.for_target("litert"))
+    ranges = calibrate(graph, plan, [-np.ones((1, 4), np.float32) * number for number in (1, 2)], runtime="reference")
+    assert [text for text in ranges.warnings if text.startswith("z: ")] == [
+        "z: constant 0; its range has no width"
+    ] * count
