@@ -127,7 +127,10 @@ class Evaluation:
             if limit is not None and value is None:
                 raise CheckError(f"{name} is not known: {reason}", hint=hint)
             if limit is not None and value is not None and value.value < limit:
-                raise CheckError(f"{name} is {value}, below the limit {limit:g}", hint=COMPARE_HINT)
+                hint = COMPARE_HINT
+                if value is metrics.top1 and metrics.agreement and value.value + 1 - metrics.agreement.value < limit:
+                    hint = "lower the limit: the reference model is below this limit, too"
+                raise CheckError(f"{name} is {value}, below the limit {limit:g}", hint=hint)
         if max_kl is None:
             return
         if metrics.kl_divergence is None:

@@ -1,6 +1,7 @@
 """Evaluation of the digits model, from Python and on the command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from records import example, write_records
 import quantkit as qk
 from quantkit.data import ArrayDataset
 from quantkit.data.labels import Labels
-from quantkit.errors import InputError, UsageError
+from quantkit.errors import CheckError, InputError, UsageError
 from quantkit.evaluation import EvaluationInterrupted, evaluate
 from quantkit.evaluation.classification_metrics import Proportion
 from quantkit.evaluation.evaluation_run import find_class
@@ -83,6 +84,19 @@ def test_sorted_folders_are_the_classes_of_a_model_without_labels(tmp_path: Path
     Image.new("L", (2, 2)).save(tmp_path / "data" / "d" / "x.png")
     evaluation = evaluate(model, tmp_path / "data", runtime="reference")
     assert (evaluation.metrics.top1, evaluation.unknown_labels, evaluation.classes) == (None, 4, "")
+
+
+def test_hint_of_a_limit_that_the_reference_model_misses(folded: Graph) -> None:
+    data = np.load(HELDOUT)
+    arrays = (data["images"][:8], np.where(np.arange(8) < 4, data["labels"][:8], (data["labels"][:8] + 1) % 10))
+    evaluation = evaluate(folded, arrays, "digits", runtime="reference", reference_runtime="reference")
+    with pytest.raises(CheckError, match="below the limit 0.9") as caught:
+        evaluation.check(min_top1=0.9)
+    assert "the reference model is below this limit, too" in caught.value.hint
+    evaluation = replace(evaluation, metrics=replace(evaluation.metrics, agreement=Proportion(2, 8)))
+    with pytest.raises(CheckError, match="below the limit 0.9") as caught:
+        evaluation.check(min_top1=0.9)
+    assert "quantkit compare" in caught.value.hint
 
 
 def test_folders_of_classes_and_lists(tmp_path: Path) -> None:
