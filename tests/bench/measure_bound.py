@@ -276,6 +276,9 @@ def main() -> None:
                 "results": sum(row["best"] is not None for row in rows),
                 "above": sum(row["is_above"] for row in rows),
                 "broken": sum(row["is_broken"] for row in rows),
+                "above_stated_limit": sum(
+                    row["best"] is not None and row["fresh"]["drop"] > row["stated"]["high"] for row in rows
+                ),
                 "rows": rows,
             }
             arguments.save.write_text(json.dumps(document, indent=1) + "\n")

@@ -4,9 +4,9 @@
 
 BEFORE is the root of another work tree of this repository. `benchmark` of the float and the int8 file of a network, and
 `quantize` with its report, run on five networks in both work trees in alternation, each in a new interpreter: as many
-whole rounds as fit into the minutes, and one at least. Then the bundled network is compared with itself, as in
-`measure_aa.py`, under any load. ``--minutes 0`` keeps the seconds that the file has, ``--comparisons 0``
-the coverage. Writes `verdicts.json`.
+whole rounds as fit into the minutes, and one at least; a comparison that is not clear ends after a minute. Then the
+bundled network is compared with itself, as in `measure_aa.py`, under any load. ``--minutes 0`` keeps the seconds that
+the file has, ``--comparisons 0`` the coverage. Writes `verdicts.json`.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.convert.to_litert import to_litert  # noqa: E402
 from quantkit.convert.to_onnx import to_onnx_graph  # noqa: E402
 from quantkit.formats.temporary import temporary_folder  # noqa: E402
+from quantkit.model.model import tensor_info  # noqa: E402
 
 ROOT = HERE.parents[1]
 # Time limit of the processes of a comparison after the first three, as in `measure_aa.py`.
@@ -51,7 +52,7 @@ PROGRAMS = {
 import sys, time
 import quantkit as qk
 start = time.monotonic()
-result = qk.benchmark(sys.argv[1:])
+result = qk.benchmark(sys.argv[1:], time_budget=60)
 print(time.monotonic() - start, result.speedups[1].outcome, result.stop.processes)
 """,
     "quantize": """
@@ -85,7 +86,7 @@ def prepare(folder: Path) -> dict[tuple[str, str], list[str]]:
         model, data = folder / f"{index}.pb", folder / f"{index}.npz"
         graph = qk.transform(card, "inference", random_weights=card != "digits").graph
         formats.save(graph, model)
-        (shape,) = (info.shape.dims for info in qk.load(model).inputs)
+        (shape,) = (tensor_info(graph, edge).shape.dims or () for edge in graph.inputs)
         np.savez(data, np.random.default_rng(0).uniform(-1, 1, (NUM_SAMPLES, *shape[1:])).astype(np.float32))
         float_file, int8_file, again = (folder / f"{index}.{kind}{SUFFIXES[target]}" for kind in ("f", "int8", "again"))
         qk.quantize(model, data, target=target, output=int8_file, runs=0)
@@ -102,7 +103,7 @@ def measure_seconds(trees: dict[str, Path], minutes: float, folder: Path) -> lis
     """Return the seconds of each network, tool and work tree, in rounds."""
     arguments, rows = prepare(folder), list[dict[str, Any]]()
     for tree in trees.values():  # the first run writes the bytecode
-        run(tree, "benchmark", arguments["digits in TensorFlow", "benchmark"])
+        run(tree, "quantize", arguments["digits in LiteRT", "quantize"])
     start = begin = monotonic()
     while not rows or 2 * monotonic() - begin - start < 60 * minutes:
         begin = monotonic()

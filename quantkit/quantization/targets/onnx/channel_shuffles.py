@@ -1,6 +1,7 @@
 """Channel shuffles of int8 tensors in ONNX models."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 # Ops that move values; the quantization of a tensor that moves does not change them.
 KEEPING = ("QuantizeLinear", "DequantizeLinear", "Identity")
 MOVES = ("Reshape", "Transpose", "Gather", *KEEPING)
-# A product with more channels takes longer than the moves.
-MOST_CHANNELS = 512
+# A product with more channels takes longer than the moves. Larger images are not followed, to limit the memory.
+MOST_CHANNELS, MOST_VALUES = 512, 1 << 23
 
 
 def replace_shuffles(graph: Graph) -> Graph:
@@ -33,9 +34,9 @@ def replace_shuffles(graph: Graph) -> Graph:
         if start is None or start not in shapes:
             continue
         dims = [size or 0 for size in shapes[start].dims or ()]
-        if len(dims) != 4 or 0 in dims or dims[0] != 1 or dims[1] > MOST_CHANNELS:
+        if len(dims) != 4 or dims[0] != 1 or dims[1] > MOST_CHANNELS or not 0 < prod(dims) <= MOST_VALUES:
             continue
-        values = np.arange(np.prod(dims)).reshape(dims)
+        values = np.arange(prod(dims)).reshape(dims)
         for edge, order in _find_images(graph, start, values, dims):
             if not _is_requantized(graph, start, edge) or np.array_equal(order, np.arange(dims[1])):
                 continue
