@@ -10,6 +10,7 @@ A plugin that cannot be loaded, or whose name is taken, is skipped with a reason
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -34,25 +35,33 @@ class Registry(Generic[T]):
 
     Args:
         noun: singular noun of the objects in messages: ``runtime``.
-        kind: class of the objects.
-        built_in: the objects of this package; their names are distinct.
-        check: function that raises `UsageError` for a plugin's object with a wrong field.
+        kind: class of the objects, or its reference ``module:name``, which is imported on first use.
+        built_in: the objects of this package, whose names are distinct, or their references by name.
+        check: function that raises `UsageError` for a plugin's object with a wrong field, or its reference.
     """
 
     def __init__(
-        self, noun: str, kind: type[Any], built_in: Iterable[T], check: Callable[[T], None] = lambda value: None
+        self,
+        noun: str,
+        kind: type[Any] | str,
+        built_in: Iterable[T] | Mapping[str, str],
+        check: Callable[[T], None] | str = lambda value: None,
     ) -> None:
         self.noun = noun
         self.group = f"quantkit.{noun}s"
         self._kind = kind
         self._check = check
-        self._built_in = {value.name: value for value in built_in}
+        self._built_in: dict[str, T | str] = (
+            dict(built_in) if isinstance(built_in, Mapping) else {value.name: value for value in built_in}
+        )
         self._plugins: dict[str, T] | None = None
         self._problems: list[tuple[str, str]] = []
 
     def objects(self) -> Mapping[str, T]:
         """Return all objects by name: the built-in ones in their order, then those of plugins."""
-        return MappingProxyType({**self._built_in, **self._load_plugins()})
+        return MappingProxyType(
+            {**{name: self._load_built_in(name) for name in self._built_in}, **self._load_plugins()}
+        )
 
     def problems(self) -> tuple[str, ...]:
         """Return a sentence for each plugin that was skipped."""
@@ -72,7 +81,7 @@ class Registry(Generic[T]):
             UnavailableError: a plugin of that name was skipped.
         """
         if name in self._built_in:
-            return self._built_in[name]
+            return self._load_built_in(name)
         names = self.objects()
         if name in names:
             return names[name]
@@ -82,6 +91,11 @@ class Registry(Generic[T]):
         article = "an" if self.noun[0] in "aeiou" else "a"
         hint = did_you_mean(name, names) or f"use one of {', '.join(names)}"
         raise UsageError(f"{name!r} is not {article} {self.noun}", hint="; ".join((hint, *self.problems())))
+
+    def _load_built_in(self, name: str) -> T:
+        value: T = resolve(self._built_in[name])
+        self._built_in[name] = value
+        return value
 
     def _load_plugins(self) -> dict[str, T]:
         if self._plugins is None:
@@ -94,7 +108,7 @@ class Registry(Generic[T]):
                 try:
                     value = self._load(entry)
                     check_fields(value, {"name": ("a name", is_text)})
-                    self._check(value)
+                    resolve(self._check)(value)
                     if value.name in origins:
                         raise UsageError(f"the name {value.name!r} is registered by {origins[value.name]}")
                 except (Exception, SystemExit) as error:
@@ -107,9 +121,18 @@ class Registry(Generic[T]):
 
     def _load(self, entry: "EntryPoint") -> T:
         value: T = entry.load()
-        if not isinstance(value, self._kind):
-            raise UsageError(f"the value is of type {type(value).__name__}, not {self._kind.__name__}")
+        kind = resolve(self._kind)
+        if not isinstance(value, kind):
+            raise UsageError(f"the value is of type {type(value).__name__}, not {kind.__name__}")
         return value
+
+
+def resolve(value: Any) -> Any:
+    """Return the object of a reference ``module:name``; any other value is unchanged."""
+    if not isinstance(value, str):
+        return value
+    module, _, name = value.partition(":")
+    return getattr(import_module(module), name)
 
 
 def is_text(value: Any) -> bool:

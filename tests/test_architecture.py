@@ -77,12 +77,18 @@ def module_name(path: Path) -> str:
 
 
 @cache
-def imports_of(path: Path, *, top_level_only: bool = False) -> tuple[str, ...]:
-    """Return the modules that a file imports; packages import those of TYPE_CHECKING blocks on first use."""
-    return tuple(find_imports(path, sources()[path], top_level_only))
+def imports_of(path: Path, *, top_level_only: bool = False, counts_types: bool = False) -> tuple[str, ...]:
+    """Return the modules that a file imports.
+
+    Args:
+        path: file.
+        top_level_only: without the imports in functions.
+        counts_types: with the imports for type checkers; packages import them on first use, they count anyway.
+    """
+    return tuple(find_imports(path, sources()[path], top_level_only, counts_types))
 
 
-def find_imports(path: Path, tree: ast.Module, top_level_only: bool) -> Iterator[str]:
+def find_imports(path: Path, tree: ast.Module, top_level_only: bool, counts_types: bool) -> Iterator[str]:
     skipped = {
         child
         for node in ast.walk(tree)
@@ -90,6 +96,7 @@ def find_imports(path: Path, tree: ast.Module, top_level_only: bool) -> Iterator
         and isinstance(node.test, ast.Name)
         and node.test.id == "TYPE_CHECKING"
         and path.name != "__init__.py"
+        and not counts_types
         for child in ast.walk(node)
     }
     nodes = tree.body if top_level_only else list(ast.walk(tree))
@@ -144,6 +151,17 @@ def test_imports_within_benchmark_point_downward() -> None:
             if part and other in BENCHMARK_PARTS and imported.startswith("quantkit.benchmark."):
                 positions = [BENCHMARK_PARTS.index(name) for name in (other, *part)]
                 assert positions == sorted(positions), f"{module_name(path)} imports {imported}"
+
+
+def test_quantization_has_no_import_circles() -> None:
+    """Imports in functions and for type checkers count; a report and its text are one module in two files."""
+    modules = {module_name(path): path for path in (ROOT / "quantkit" / "quantization").rglob("*.py")}
+    below = {name: set(imports_of(path, counts_types=True)) & modules.keys() - {name} for name, path in modules.items()}
+    below = {name: others for name, others in below.items() if not name.startswith("quantkit.quantization.report")}
+    while leaves := {name for name, others in below.items() if others.isdisjoint(below)}:
+        below = {name: others for name, others in below.items() if name not in leaves}
+    # `imports_of` also yields the package of each name it imports.
+    assert not below, f"import circles: {sorted(below)}"
 
 
 def test_transform_registry_does_not_import_transforms_or_plugins() -> None:

@@ -40,6 +40,18 @@ def test_built_in_objects_keep_their_order(registry: Registry[Shape]) -> None:
     assert registry.problems() == ()
 
 
+def test_references_are_imported_on_first_use(folder: Path) -> None:
+    (folder / "lazy_shapes.py").write_text(
+        f"from {__name__} import Shape\nSQUARE, CIRCLE = Shape('square'), Shape('circle')"
+    )
+    references = {"square": "lazy_shapes:SQUARE", "circle": "lazy_shapes:CIRCLE"}
+    registry: Registry[Shape] = Registry("shape", f"{__name__}:Shape", references)
+    add(folder, "plugin_star", "SHAPE = Shape('star')")
+    assert "lazy_shapes" not in sys.modules
+    assert registry.find("circle") == Shape("circle")
+    assert list(registry.objects()) == ["square", "circle", "star"]
+
+
 def test_plugin_is_found_by_the_name_of_its_object(folder: Path, registry: Registry[Shape]) -> None:
     add(folder, "plugin_star", "SHAPE = Shape('star')")
     assert registry.find("star") == Shape("star")

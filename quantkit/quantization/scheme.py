@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from quantkit.arguments import public, require_choice
 from quantkit.errors import UsageError, did_you_mean
@@ -21,14 +21,12 @@ from quantkit.formats.documents import read_toml
 from quantkit.formats.files import write_whole
 from quantkit.quantization.observers import find_observer
 from quantkit.quantization.spec import AFFINE, WEIGHTS, Spec
+from quantkit.quantization.target_registry import REGISTRY
 from quantkit.runtimes import find_runtime
 
 PAIR_SAFE, REDUCE_RANGE, IGNORE = "pair_safe", "reduce_range", "ignore"
 # Values of `Scheme.saturation`.
 SATURATIONS = (PAIR_SAFE, REDUCE_RANGE, IGNORE)
-
-if TYPE_CHECKING:
-    from quantkit.quantization.targets.base import Target
 
 
 @public
@@ -87,7 +85,7 @@ class Scheme:
             object.__setattr__(self, field.name, parse_field(field.name, getattr(self, field.name)))
         find_observer(self.observer)
         require_choice(SATURATIONS, saturation=self.saturation)
-        _find_target(self.target).check_scheme(self)
+        REGISTRY.find(self.target).check_scheme(self)
         if not self.activations.is_signed and self.signed_activations is None:
             raise UsageError(
                 f"activations = {str(self.activations)!r} cannot represent negative values",
@@ -102,7 +100,7 @@ class Scheme:
             UsageError: the target or a field does not exist.
         """
         values = {name: parse_field(name, value) for name, value in changes.items()}
-        return cls(**{"target": target, **_find_target(target).defaults, **values})
+        return cls(**{"target": target, **REGISTRY.find(target).defaults, **values})
 
     def with_(self, **changes: Any) -> Self:
         """Return a copy with other fields."""
@@ -193,13 +191,6 @@ def parse_field(name: str, value: Any) -> Any:
         f"{value!r} is not a value of the scheme field {name!r}",
         hint=f"the allowed value is {allowed}; assets/guides/quantization.md shows a scheme",
     )
-
-
-def _find_target(name: str) -> "Target":
-    # Imported late: a target converts plans, and a plan holds a scheme.
-    from quantkit.quantization.targets import find_target
-
-    return find_target(name)
 
 
 def _plain(value: Any) -> Any:

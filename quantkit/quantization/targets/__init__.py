@@ -8,15 +8,13 @@ An installed package adds a target through an entry point of the group ``quantki
 
 from collections.abc import Mapping
 
-from quantkit.quantization.targets import eightbit, litert, onnx, tensorflow, tensorrt
+from quantkit.quantization.target_registry import REGISTRY
 from quantkit.quantization.targets.base import Target
-from quantkit.quantization.targets.check import check_definition
 from quantkit.quantization.targets.eightbit import EightbitTarget
 from quantkit.quantization.targets.litert import LiteRTTarget
 from quantkit.quantization.targets.onnx import OnnxTarget
 from quantkit.quantization.targets.tensorflow import TensorFlowTarget
 from quantkit.quantization.targets.tensorrt import TensorRTTarget
-from quantkit.registry import Registry
 
 __all__ = [
     "REGISTRY",
@@ -29,13 +27,6 @@ __all__ = [
     "find_target",
     "targets",
 ]
-
-REGISTRY = Registry(
-    "target",
-    Target,
-    (onnx.TARGET, tensorflow.TARGET, eightbit.TARGET, litert.TARGET, tensorrt.TARGET),
-    check_definition,
-)
 
 
 def targets() -> Mapping[str, Target]:
@@ -50,4 +41,5 @@ def find_target(name: str) -> Target:
         UsageError: the name is not registered; the hint suggests similar names.
         UnavailableError: a plugin of that name cannot be loaded.
     """
-    return REGISTRY.find(name)
+    target: Target = REGISTRY.find(name)
+    return target
