@@ -1,5 +1,6 @@
 """Profile of candidates: traced calls of each, mapped to the layers of the first one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -13,7 +14,8 @@ from quantkit.benchmark.profiling.model_profile import ModelProfile, profile_mod
 from quantkit.benchmark.profiling.peaks import measure_peaks
 from quantkit.benchmark.profiling.profile import Profile
 from quantkit.benchmark.profiling.reasons import FileRemedies, find_reasons
-from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
+from quantkit.benchmark.profiling.tracing import TracedCalls, trace_alternately, trace_calls
+from quantkit.benchmark.results.speedup import UNDISTURBED
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.worker import read_model
 from quantkit.ir.graph import Graph
@@ -56,6 +58,25 @@ def profile_candidates(
     profile = Profile(tuple(models), peaks, (machine.sentence,))
     remedies = FileRemedies(*(_name(candidates[index], models[index]) for index in (0, -1)))
     return replace(profile, reasons=find_reasons(profile, machine, remedies))
+
+
+def profile_alternately(candidates: Sequence[Candidate], rounds: int, seconds: float) -> list[tuple[ModelProfile, ...]]:
+    """Measure the time of the layers of alternating candidates in undisturbed calls; the first has the original graph.
+
+    Args:
+        candidates: models to profile.
+        rounds: number of profiles of each.
+        seconds: time limit of each profile.
+
+    Raises:
+        UnavailableError: the runtime of a candidate cannot run it, or does not measure the time of ops.
+    """
+    repetitions = trace_alternately(candidates, rounds, seconds)
+    layers = LayerNames(read_graph(candidates[0]), repetitions[0][0].input_shapes)
+    return [
+        tuple(profile_model(candidate.label, calls, layers, UNDISTURBED) for calls in each)
+        for candidate, each in zip(candidates, repetitions, strict=True)
+    ]
 
 
 def _profile(candidate: Candidate, calls: TracedCalls, original: Graph, own: Graph) -> ModelProfile:

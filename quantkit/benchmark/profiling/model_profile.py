@@ -6,6 +6,8 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import LayerWork
 from quantkit.benchmark.profiling.tracing import TracedCalls
@@ -124,15 +126,18 @@ class ModelProfile:
         }
 
 
-def profile_model(label: str, calls: TracedCalls, layers: LayerNames) -> ModelProfile:
+def profile_model(label: str, calls: TracedCalls, layers: LayerNames, level: float = 0.5) -> ModelProfile:
     """Return the profile of a model from its traced calls.
 
     Args:
         label: name of the model.
         calls: calls with and without a trace.
         layers: layers of the original graph.
+        level: quantile of the times over the calls; a low one excludes calls that other programs delay.
     """
-    untraced, seconds = median(calls.untraced_seconds), [median(op.seconds) for op in calls.trace.ops]
+    untraced, *seconds = (
+        float(np.quantile(times, level)) for times in (calls.untraced_seconds, *(op.seconds for op in calls.trace.ops))
+    )
     scale = untraced * _busy_fraction(calls) / max(sum(seconds), 1e-12)
     groups: dict[tuple[str, str], list[tuple[OpTime, float]]] = {}
     for op, layer, time in zip(calls.trace.ops, layers.find_layers(calls.trace.ops), seconds, strict=True):

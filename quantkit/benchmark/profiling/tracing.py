@@ -1,5 +1,7 @@
 """Traced and untraced calls of one model, in turn in one process, so that both meet the same load of the machine."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +40,48 @@ def trace_calls(candidate: Candidate) -> TracedCalls:
     Raises:
         UnavailableError: the runtime cannot run the model, or does not measure the time of ops.
     """
-    settings = candidate.settings
-    with WorkerProcess(settings.environment, settings.cpus) as worker:
-        opened = _require_success(worker.ask(candidate.to_request(seed=0), OPEN_TIMEOUT), candidate)
-        request = {"do": "profile", "pairs": MAX_PAIRS, "seconds": SECONDS, "warmup": WARMUP_PAIRS}
-        response = _require_success(worker.ask(request, OPEN_TIMEOUT + TIMEOUT), candidate)
+    return trace_alternately([candidate])[0][0]
+
+
+def trace_alternately(
+    candidates: Sequence[Candidate], rounds: int = 1, seconds: float = SECONDS
+) -> list[tuple[TracedCalls, ...]]:
+    """Run models with and without a trace, alternately and each in a process of its own.
+
+    Args:
+        candidates: models.
+        rounds: number of repetitions.
+        seconds: time limit of each repetition of a model.
+
+    Rerepetitions:
+        The calls of each repetition, for each model.
+
+    Raises:
+        UnavailableError: the runtime of a model cannot run it, or does not measure the time of ops.
+    """
+    request = {"do": "profile", "pairs": MAX_PAIRS, "seconds": seconds, "warmup": WARMUP_PAIRS}
+    repetitions: list[list[TracedCalls]] = [[] for _ in candidates]
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(WorkerProcess(each.settings.environment, each.settings.cpus)) for each in candidates
+        ]
+        opened = [
+            _require_success(worker.ask(candidate.to_request(seed=0), OPEN_TIMEOUT), candidate)
+            for worker, candidate in zip(workers, candidates, strict=True)
+        ]
+        for _ in range(rounds):
+            for index, (worker, candidate) in enumerate(zip(workers, candidates, strict=True)):
+                response = _require_success(worker.ask(request, OPEN_TIMEOUT + TIMEOUT), candidate)
+                repetitions[index].append(_parse_calls(candidate, opened[index], response))
+    return [tuple(each) for each in repetitions]
+
+
+def _parse_calls(candidate: Candidate, opened: dict[str, Any], response: dict[str, Any]) -> TracedCalls:
+    """Return the calls of one repetition.
+
+    Raises:
+        UnavailableError: the runtime does not measure the time of ops.
+    """
     runtime = RuntimeVersion(opened["runtime"], opened["version"], opened["runtime_device"])
     if not response["ops"]:
         raise UnavailableError(

@@ -1,21 +1,24 @@
-"""Time of each layer in int8 and in float, and of the boundaries between them.
+"""Time of each kernel of a plan in int8 and in float, and of the boundaries between them: measured, or from a table.
 
 The table `costs.toml` has the constants. Decisions by the table do not depend on the machine of the quantization.
 """
 
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import prod
+from statistics import fmean, median
 from typing import Any
 
+from quantkit.benchmark.profiling import ModelProfile
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.plan import Plan
+from quantkit.runtimes.session import CONVERSION
 
 NANOSECOND = 1e-9
 # Constants for a runtime that the table does not have.
@@ -23,8 +26,8 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True)
-class LayerTime:
-    """Time of one layer in each precision, in seconds."""
+class KernelTime:
+    """Time of one layer or pass-through node in each precision, in seconds."""
 
     int8: float
     float: float
@@ -32,36 +35,106 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Predicted times of a model in the runtimes that shall run it.
+    """Times of a model in the runtimes that shall run it.
 
     Attributes:
-        layers: time of each layer by name.
+        kernels: time of each layer and pass-through node by name.
         boundaries: time of the conversion of each edge between int8 and float, in seconds.
     """
 
-    layers: Mapping[str, LayerTime]
+    kernels: Mapping[str, KernelTime]
     boundaries: Mapping[Edge, float]
+
+    @classmethod
+    def mean(cls, models: Sequence["CostModel"]) -> "CostModel":
+        """Return the mean of the times of several runtimes, each relative to its time of all kernels in float."""
+        totals = [sum(time.float for time in model.kernels.values()) for model in models]
+        factors = [fmean(totals) / total if total else 0.0 for total in totals]
+        pairs = list(zip(models, factors, strict=True))
+        return cls(
+            {
+                name: KernelTime(
+                    fmean(model.kernels[name].int8 * factor for model, factor in pairs),
+                    fmean(model.kernels[name].float * factor for model, factor in pairs),
+                )
+                for name in models[0].kernels
+            },
+            {edge: fmean(model.boundaries[edge] * factor for model, factor in pairs) for edge in models[0].boundaries},
+        )
 
 
 def predict_costs(graph: Graph, plan: Plan, shapes: Mapping[Edge, Shape], runtimes: Iterable[str]) -> CostModel:
-    """Return the times of the layers of a plan by the table, the mean over runtimes.
+    """Return the times of the kernels of a plan by the table, the mean over runtimes.
 
     Args:
         graph: float graph.
-        plan: plan of ``graph`` with all layers in int8.
+        plan: plan of ``graph`` with all kernels in int8.
         shapes: shapes of one sample.
         runtimes: names of the runtimes that shall run the model.
     """
     runtimes = runtimes_of(plan, runtimes)
-    layers = {pattern.layer: predict_layer_time(graph, pattern.layer, shapes, runtimes) for pattern in plan.patterns}
+    names = (*(pattern.layer for pattern in plan.patterns), *plan.pass_through)
+    kernels = {name: predict_kernel_time(graph, name, shapes, runtimes) for name in names}
     boundaries = {edge: _mean(runtimes, "boundary", 0, _count_values(shapes, edge)) for edge in plan.activations}
-    return CostModel(layers, boundaries)
+    return CostModel(kernels, boundaries)
 
 
-def predict_layer_time(graph: Graph, layer: str, shapes: Mapping[Edge, Shape], runtimes: Collection[str]) -> LayerTime:
-    """Return the times of a layer by the table, the mean over runtimes; see `predict_costs`."""
-    macs, values = count_macs_of_run(graph, graph[layer], shapes) or 0, _count_values(shapes, Edge(layer))
-    return LayerTime(_mean(runtimes, "int8", macs, values), _mean(runtimes, "float", macs, values))
+def measure_costs(
+    graph: Graph, plan: Plan, table: CostModel, floats: Sequence[ModelProfile], quantized: Sequence[ModelProfile]
+) -> CostModel:
+    """Return the times of the kernels of a plan by profiles of a runtime.
+
+    The profile shows the conversions together with a kernel before or after them. The boundaries of the table are
+    scaled to the sum of the conversions next to a boundary; other conversions belong to their int8 kernel.
+
+    Args:
+        graph: float graph.
+        plan: plan of ``graph``.
+        table: times of `predict_costs`.
+        floats: profiles of the float model.
+        quantized: profiles of the int8 model of the plan.
+    """
+    nodes = {pattern.layer: pattern.nodes for pattern in plan.patterns} | {name: (name,) for name in plan.pass_through}
+    computed = {name for names in nodes.values() for name in names}
+    crossed = [edge for edge in plan.activations if _is_crossed(graph, edge, computed)]
+    outer = {edge.node for edge in crossed} | {use.node.name for edge in crossed for use in graph.uses.get(edge, ())}
+
+    def seconds(profiles: Sequence[ModelProfile], names: Collection[str], *, converts: bool) -> float:
+        return median(
+            sum(row.seconds for row in each.rows if row.name in names and (converts or row.precision != CONVERSION))
+            for each in profiles
+        )
+
+    def measure(names: Collection[str]) -> KernelTime:
+        time = KernelTime(
+            seconds(quantized, names, converts=outer.isdisjoint(names)), seconds(floats, names, converts=True)
+        )
+        # A runtime that fuses the kernel with another one shows no time of its own.
+        return time if time.int8 and time.float else KernelTime(*[max(time.int8, time.float)] * 2)
+
+    inner = {name for names in nodes.values() if outer.isdisjoint(names) for name in names}
+    conversions = median(
+        sum(row.seconds for row in each.rows if row.precision == CONVERSION and row.name not in inner)
+        for each in quantized
+    )
+    expected = sum(table.boundaries[edge] for edge in crossed)
+    factor = conversions / expected if conversions and expected else 1.0
+    return CostModel(
+        {name: measure(names) for name, names in nodes.items()},
+        {edge: factor * value for edge, value in table.boundaries.items()},
+    )
+
+
+def _is_crossed(graph: Graph, edge: Edge, computed: Collection[str]) -> bool:
+    """Return True for a quantized edge with float nodes next to it."""
+    names = {edge.node, *(use.node.name for use in graph.uses.get(edge, ()))}
+    return edge in graph.outputs or not names <= set(computed)
+
+
+def predict_kernel_time(graph: Graph, name: str, shapes: Mapping[Edge, Shape], runtimes: Collection[str]) -> KernelTime:
+    """Return the times of a layer or pass-through node by the table, the mean over runtimes; see `predict_costs`."""
+    macs, values = count_macs_of_run(graph, graph[name], shapes) or 0, _count_values(shapes, Edge(name))
+    return KernelTime(_mean(runtimes, "int8", macs, values), _mean(runtimes, "float", macs, values))
 
 
 def runtimes_of(plan: Plan, runtimes: Iterable[str]) -> tuple[str, ...]:

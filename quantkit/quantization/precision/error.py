@@ -4,8 +4,9 @@
     noise(S) = | sum of d_i over S |^2 = 1_S' G 1_S        G_ij = <d_i, d_j>
 
 This is a model of first order: errors add up, with their signs. It holds while the network is nearly linear for errors
-of their size; `ErrorModel.fit` compares it with measured choices. The outputs are taken before a final softmax or
-sigmoid, which saturates. The errors of a recurrent model contain its drift: it runs with its own states.
+of their size; `ErrorModel.fit` adapts it to a few measured choices, and states the deviation that remains. The outputs
+are taken before a final softmax or sigmoid, which saturates. The errors of a recurrent model contain its drift: it runs
+with its own states.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,10 @@ Floats = npt.NDArray[np.float64]
 SATURATING_OPS = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
 # Largest number of values of an error signal, of each output over all samples.
 MAX_VALUES = 1 << 16
-# Coherences that a fit tries.
-COHERENCES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Coherences that a fit tries, and number of the fitted parameters.
+COHERENCES, NUM_FITTED = (0.0, 0.25, 0.5, 0.75, 1.0), 2
+# Factor of the deviation for the 90 % interval of a prediction: Student's t for the degrees of freedom of the fit.
+INTERVAL = 1.9
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class ErrorModel:
         grams: products of the error signals relative to the power of each output, (outputs, n, n).
         coherence: fraction of the products of different signals that counts, between 0 and 1.
         gain: measured noise relative to that of the first order.
-        rms_db: deviation of predicted from measured noise in dB, root mean square; None before `fit` and `check`.
+        rms_db: deviation of predicted from measured noise in dB, root mean square; None before `fit`.
     """
 
     switched: SwitchedGraph
@@ -66,11 +69,6 @@ class ErrorModel:
         noise: Floats = self.gain * np.maximum(energies + self.coherence * shared, 0.0)
         return noise
 
-    def check(self, measured: Sequence[tuple[Array, float]]) -> "ErrorModel":
-        """Return the model with its deviation from measured choices; see `fit`."""
-        ratios = [decibels(self.noise(switches)) - decibels(noise) for switches, noise in measured]
-        return replace(self, rms_db=float(np.sqrt(np.mean(np.square(ratios)))))
-
     def fit(self, measured: Sequence[tuple[Array, float]]) -> "ErrorModel":
         """Return the model with the coherence and the gain that are nearest to measured choices.
 
@@ -81,7 +79,8 @@ class ErrorModel:
         for coherence in COHERENCES:
             model = replace(self, coherence=coherence, gain=1.0)
             ratios = np.array([decibels(model.noise(switches)) - decibels(noise) for switches, noise in measured])
-            rms_db = float(np.sqrt(np.mean((ratios - ratios.mean()) ** 2)))
+            degrees = max(len(ratios) - NUM_FITTED, 1)
+            rms_db = float(np.sqrt(((ratios - ratios.mean()) ** 2).sum() / degrees))
             if best is None or best.rms_db is None or rms_db < best.rms_db:
                 best = replace(model, gain=float(10 ** (ratios.mean() / 10)), rms_db=rms_db)
         assert best is not None, "there is at least one coherence"

@@ -8,8 +8,8 @@ from typing import NamedTuple
 TRIAL_RUNS, TRIAL_STEPS = 16, 160
 # Number of runs of the error signals of layers; the errors of a recurrent model accumulate over many runs.
 SIGNAL_RUNS, SIGNAL_STEPS = 8, 64
-# Number of random choices of quantizations that check the predicted errors.
-NUM_CHECKS = 3
+# Number of random choices of float layers that the predicted errors are fitted to.
+NUM_CHECKS = 8
 # Time limit of the error signals as a fraction of the time budget: a slow model gets fewer runs.
 SIGNAL_FRACTION = 0.3
 # Fraction of the time budget for measured sensitivities: the rest is needed to choose among the measured layers.
@@ -66,3 +66,14 @@ class ScaleMigration(NamedTuple):
 
 
 MIGRATIONS = (ScaleMigration(0.5, False, MAX_CORRECTED_LOSS), ScaleMigration(0.75, True, 0.8))
+
+# --- Time
+
+# Alternating profiles of each model, and the time limit of each in seconds.
+PROFILE_ROUNDS, PROFILE_SECONDS = 3, 1.0
+# Factors of the time of a boundary for which the cut is measured: a larger one gives fewer and larger float parts.
+BOUNDARY_FACTORS = (1.0, 3.0)
+# Least fraction of the latency that float layers must save, predicted and measured.
+MIN_SAVED = 0.03
+# Largest fraction of the loss of a form that may remain with its faster form.
+MAX_FASTER_LOSS = 1.05

@@ -67,9 +67,15 @@ class Conversion:
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """The target's runtimes that are installed, fastest first; without an installed one, all of them."""
-        names = self.target.runtimes
-        return tuple(name for name in names if find_runtime(name).available().ok) or names
+        """The installed runtime that the file is for, or those of its target, fastest first; all if none is installed."""
+        names, runtime = _find_installed(self.target.runtimes), self.plan.scheme.runtime
+        return (runtime,) if runtime in names else names
+
+    @property
+    def trial_runtimes(self) -> tuple[str, ...]:
+        """The installed runtimes of the target, those first that open a model without a long compilation."""
+        names = _find_installed(self.target.runtimes)
+        return tuple(sorted(names, key=lambda name: not find_runtime(name).keeps_tensors))
 
     @property
     def session_options(self) -> SessionOptions:
@@ -183,3 +189,8 @@ class Conversion:
             self.target.write(graph, output, weights_only=self.plan.scheme.weights_only)
         if "receipt" in metadata:
             seal_receipt(output)
+
+
+def _find_installed(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the runtimes that are installed; all of them without an installed one."""
+    return tuple(name for name in names if find_runtime(name).available().ok) or names

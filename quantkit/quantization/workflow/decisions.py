@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from quantkit.ops.roles import find_roles
 from quantkit.quantization.fallback import Fallback
-from quantkit.quantization.precision.cost import predict_layer_time, runtimes_of
+from quantkit.quantization.precision.cost import predict_kernel_time, runtimes_of
 from quantkit.quantization.precision.decision import COST, INT8, Decision
 from quantkit.quantization.report.census import infer_sample_shapes
 from quantkit.quantization.workflow.conversion import Conversion
@@ -35,7 +35,7 @@ def describe_decisions(
         name, saved_ms = decision.unit, decision.saved_ms
         # The table of times has no op that is faster in float: a decision by the time contradicts it.
         if graph[name].op in layer_ops and decision.source != COST and not conversion.plan.scheme.weights_only:
-            time = predict_layer_time(graph, name, shapes, runtimes)
+            time = predict_kernel_time(graph, name, shapes, runtimes)
             saved_ms = (time.float - time.int8) * (1e3 if decision.precision == INT8 else -1e3)
         return replace(decision, saved_ms=saved_ms, predicted=predicted.get(name), measured=measured.get(name))
 

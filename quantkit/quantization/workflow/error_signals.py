@@ -1,6 +1,6 @@
 """Error signals of the layers of a conversion, and the ranking of the layers that follows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from time import perf_counter
@@ -10,7 +10,8 @@ import numpy as np
 
 from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
-from quantkit.progress import Progress
+from quantkit.ir.tensor import Array
+from quantkit.progress import OnProgress, Progress
 from quantkit.quantization.calibration import choose_float_runtime
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.cost import predict_costs
@@ -52,34 +53,50 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
         with _open_probe(conversion, reference, options) as probe:
             if probe is None:
                 return None
-            search = _find_search(conversion, reference, probe, options)
+            search = find_search(conversion, probe, reference.feeds[0], options.on_progress)
             return LayerRanking(search.ranking(), _predict(search, probe, reference))
     except QuantkitError as error:
         options.on_message(f"each layer is measured by itself: {error.message}")
         return None
 
 
-def _find_search(conversion: Conversion, reference: FloatReference, probe: ErrorProbe, options: Options) -> FloatSearch:
+def find_search(
+    conversion: Conversion, probe: ErrorProbe, feeds: Mapping[str, Array], on_progress: OnProgress
+) -> FloatSearch:
+    """Return the search over the layers of a conversion, with an error model that is fitted to measured choices.
+
+    Args:
+        conversion: conversion with all layers in int8.
+        probe: runs of its switched graph.
+        feeds: feeds of one run.
+        on_progress: receives the progress.
+    """
     count = len(probe.switched)
-    errors = probe.measure(
-        lambda done: options.on_progress(Progress("measuring the errors of the layers", done, count))
-    )
-    sizes = {name: array.shape for name, array in reference.feeds[0].items()}
-    shapes = infer_sample_shapes(conversion.graph, sizes)
+    errors = probe.measure(lambda done: on_progress(Progress("measuring the errors of the layers", done, count)))
+    shapes = infer_sample_shapes(conversion.graph, {name: array.shape for name, array in feeds.items()})
     costs = predict_costs(conversion.graph, conversion.plan, shapes, conversion.runtimes)
-    return FloatSearch(conversion.graph, conversion.plan, errors, costs)
+    search = FloatSearch(conversion.graph, conversion.plan, errors, costs)
+    choices = map(search.switches, (frozenset(), *draw_choices(search.layers, policy.NUM_CHECKS)))
+    measured = [(choice, probe.noise(choice.astype(bool))) for choice in choices]
+    # A choice without an int8 layer has no noise.
+    measured = [(choice, noise) for choice, noise in measured if noise > 0]
+    search.errors = errors.fit(measured) if measured else errors
+    return search
+
+
+def draw_choices(layers: Sequence[str], count: int, seed: int = 0) -> Iterator[frozenset[str]]:
+    """Yield random choices of float layers, of few to almost all layers."""
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        yield frozenset(layer for layer in layers if random.random() < (number + 0.5) / count)
 
 
 def _predict(search: FloatSearch, probe: ErrorProbe, reference: FloatReference) -> ErrorPrediction:
-    """Return the predicted errors of the layers, compared with measured choices."""
-    full = search.switches(frozenset())
-    random = np.random.default_rng(0)
-    choices = [full, *(random.integers(0, 2, len(full)).astype(np.float64) for _ in range(policy.NUM_CHECKS))]
-    errors = search.errors.check([(choice, probe.noise(choice.astype(bool))) for choice in choices])
-    assert errors.rms_db is not None, "the model was checked"
-    total = errors.noise(full)
+    """Return the predicted errors of the layers."""
+    errors = search.errors
+    total = errors.noise(search.switches(frozenset()))
     gains = {layer: sqrt(total) - sqrt(errors.noise(search.switches(frozenset({layer})))) for layer in search.layers}
-    return ErrorPrediction(gains, errors.rms_db, probe.num_runs * max(reference.rows, 1))
+    return ErrorPrediction(gains, errors.rms_db or 0.0, probe.num_runs * max(reference.rows, 1))
 
 
 @contextmanager

@@ -60,7 +60,9 @@ class ConvertedFiles:
             path = self._onnx
         elif "tflite" in kinds and name in self._required:
             path = self._litert
-        return candidate if path is None else Candidate(FLOAT, path, Settings(runtime=name))
+        if path is None:
+            return candidate
+        return Candidate(FLOAT, path, Settings(runtime=name, input_shapes=candidate.settings.input_shapes))
 
     @cached_property
     def _onnx(self) -> Path | None:

@@ -50,11 +50,9 @@ def measure_latency(
     if runs == 0:
         return Latency(skipped="--runs is 0")
     warmup = None if runs is None else WARMUP_RUNS
-    floats = float_candidates(conversion.graph, folder, conversion.runtimes)
-    quantized = _int8_candidates(conversion, file)
+    floats, quantized = find_candidates(conversion, file, folder, samples)
     converted = ConvertedFiles(conversion.graph, folder, conversion.runtimes)
-    shapes = _dynamic_shapes(conversion.graph, samples)
-    candidates = [_with_shapes(each, shapes) for each in (*map(converted.replace, floats), *quantized)]
+    candidates = [*map(converted.replace, floats), *quantized]
 
     def select(result: Benchmark) -> list[BenchmarkRow]:
         """Return the rows that the report states, and after that those of the speed-ups that are not clear yet."""
@@ -85,10 +83,26 @@ def measure_latency(
     if fastest is None or latency.overall is None or latency.overall.outcome in ("faster", "undecided"):
         return latency
     pair = [_find([*floats, *quantized], each) for each in (latency.fastest(FLOAT), fastest) if each is not None]
-    profiled = [_with_shapes(each, shapes) for each in pair]
     with suppress(UnavailableError):
-        return replace(latency, profile=profile_candidates(profiled, on_progress=on_progress))
+        return replace(latency, profile=profile_candidates(pair, on_progress=on_progress))
     return latency
+
+
+def find_candidates(
+    conversion: Conversion, file: Path, folder: Path, samples: Mapping[str, tuple[int, ...]]
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the float model in each installed runtime, and a quantized file in each runtime of the conversion.
+
+    Args:
+        conversion: with the float graph.
+        file: quantized model.
+        folder: for the float model's file.
+        samples: shape of each input in a sample, for inputs with dynamic sizes.
+    """
+    shapes = _dynamic_shapes(conversion.graph, samples)
+    pair = float_candidates(conversion.graph, folder, conversion.runtimes), _int8_candidates(conversion, file)
+    floats, quantized = ([_with_shapes(each, shapes) for each in candidates] for candidates in pair)
+    return floats, quantized
 
 
 def _dynamic_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,6 @@ from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
-from quantkit.runtimes import find_runtime
 
 
 class Trials:
@@ -97,7 +96,7 @@ class Trials:
         is_whole = len(self.samples) == len(reference)
         if self._best is None or self._best[0] is not conversion or not is_whole:
             return None
-        return self._best[1] if _trial_runtimes(conversion)[0] == conversion.runtimes[0] else None
+        return self._best[1] if conversion.trial_runtimes[0] == conversion.runtimes[0] else None
 
     def _is_reported(self, conversion: Conversion) -> bool:
         """Return True if the report is likely to need the accuracy of a conversion on all samples."""
@@ -136,16 +135,11 @@ class Trials:
             with temporary_folder() as folder:
                 file = folder / f"trial{conversion.target.suffixes[0]}"
                 conversion.write(file)
-                names = runtimes or _trial_runtimes(conversion)
+                names = runtimes or conversion.trial_runtimes
                 return measure_accuracy(file, conversion, reference or self.samples, names)
         except QuantkitError as error:
             self.report_failure(error)
             return None
-
-
-def _trial_runtimes(conversion: Conversion) -> list[str]:
-    """Return the runtimes of a conversion, those first that open a model without a long compilation."""
-    return sorted(conversion.runtimes, key=lambda name: not find_runtime(name).keeps_tensors)
 
 
 def _loss_of(accuracy: AccuracyReport) -> Loss:

@@ -29,6 +29,7 @@ from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.decisions import describe_decisions
 from quantkit.quantization.workflow.description import describe_model, make_receipt
 from quantkit.quantization.workflow.doubts import find_doubts
+from quantkit.quantization.workflow.fast_form import exclude_slow_kernels
 from quantkit.quantization.workflow.fine_tuning import fine_tune
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
@@ -192,6 +193,8 @@ def _run(source: Any, options: Options) -> QuantizationResult:
         fallback = search_fallbacks(conversion, reference, options, options.max_drop)
         conversion = conversion.exclude(fallback.keep_float)
     conversion = conversion.with_kernels()
+    if fine_tuning is None and options.max_drop is None:
+        conversion = exclude_slow_kernels(conversion, trials, options)
     if conversion.plan is not planned:
         save_plan(options, graph, conversion.plan)
     if reference.unused_labels:

@@ -21,6 +21,7 @@ from quantkit.quantization.targets.tensorflow import missing_kernels
 from quantkit.quantization.workflow import planning
 from quantkit.quantization.workflow import trials as trials_module
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.error_signals import draw_choices
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.planning import choose_plan
@@ -115,10 +116,14 @@ def test_a_layer_without_a_kernel_is_float_in_the_plan() -> None:
     assert conversion.with_kernels() is conversion
 
 
-def test_the_error_model_is_compared_with_measured_choices() -> None:
-    model = ErrorModel(None, np.eye(2)[None])  # type: ignore[arg-type]
-    checked = model.check([(np.array([1.0, 0.0]), 10.0), (np.array([1.0, 1.0]), 2.0)])
-    assert checked.rms_db == pytest.approx(10 / np.sqrt(2))
+def test_the_error_model_is_fitted_to_measured_choices() -> None:
+    """Both signals agree, but the measured noise is the sum of their energies, doubled."""
+    model = ErrorModel(None, np.ones((1, 2, 2)))  # type: ignore[arg-type]
+    fitted = model.fit([(np.array([1.0, 0.0]), 2.0), (np.array([1.0, 1.0]), 4.0), (np.array([0.0, 1.0]), 2.0)])
+    assert (fitted.coherence, fitted.gain, fitted.rms_db) == (0.0, pytest.approx(2.0), pytest.approx(0.0, abs=1e-9))
+    off = model.fit([(np.array([1.0, 0.0]), 1.0), (np.array([1.0, 0.0]), 10.0), (np.array([1.0, 0.0]), 0.1)])
+    assert off.rms_db == pytest.approx(np.sqrt(200))
+    assert len(set(draw_choices("abcdef", 8))) > 6
     assert ErrorPrediction({}, 0.5, 8).to_json() == {"rms_db": 0.5, "samples": 8}
 
 

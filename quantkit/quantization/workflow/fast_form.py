@@ -1,0 +1,135 @@
+"""Float layers whose int8 form takes more time than it saves, by profiles of this machine.
+
+    alternating profiles  ->  times of the kernels and boundaries  ->  minimum cut  ->  profiles of the cut
+
+A predicted choice of float layers counts only if its file is measured to be faster. The form for several runtimes
+minimizes over all of them. Without a measurement, no layer is float for its time alone, except by the table of costs:
+the files are then the same on every machine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, geometric_mean, median
+
+from quantkit.benchmark.profiling import profile_alternately
+from quantkit.errors import QuantkitError, UnavailableError
+from quantkit.formats.temporary import temporary_folder
+from quantkit.progress import Progress
+from quantkit.quantization.precision import policy
+from quantkit.quantization.precision.cost import CostModel, measure_costs, predict_costs
+from quantkit.quantization.precision.decision import COST, FLOAT, Decision
+from quantkit.quantization.precision.search import TimeCut
+from quantkit.quantization.report.census import infer_sample_shapes
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.latency import find_candidates
+from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.trials import Trials
+
+
+def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion without the kernels that float computes faster, if that makes the model faster here.
+
+    Args:
+        conversion: conversion with all other decisions.
+        trials: trials on the calibration samples: the loss must not grow.
+        options: options of the quantization; no time is measured if ``runs`` is 0.
+    """
+    if options.runs == 0 or not trials.is_possible or not conversion.plan.patterns:
+        return conversion
+    options.on_progress(Progress("measuring the time of the layers", 0))
+    samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
+    try:
+        with temporary_folder() as folder:
+            return _FastForm(conversion, folder, samples).choose(trials, options)
+    except QuantkitError as error:
+        options.on_message(f"the time of the layers is not measured: {error.message}")
+        return conversion
+
+
+class _FastForm:
+    """Measured times of a conversion.
+
+    Attributes:
+        conversion: conversion with all kernels in int8.
+        folder: for the files of the models.
+        samples: shape of each input in a sample.
+        costs: measured times of the kernels and boundaries, the mean over the runtimes.
+        latency: mean latency of the conversion in the runtimes, in seconds.
+    """
+
+    def __init__(self, conversion: Conversion, folder: Path, samples: Mapping[str, tuple[int, ...]]) -> None:
+        """Profile the float model and the conversion.
+
+        Raises:
+            UnavailableError: a runtime does not run a model, or does not measure the time of ops.
+        """
+        self.conversion, self.folder, self.samples = conversion, folder, samples
+        file = self._write(conversion, "int8")
+        floats, quantized = find_candidates(conversion, file, folder, samples)
+        self.quantized = {each.settings.runtime: each for each in quantized}
+        self.floats = [each for each in floats if each.settings.runtime in self.quantized]
+        graph, plan = conversion.graph, conversion.plan
+        self.shapes = infer_sample_shapes(graph, samples)
+        table = predict_costs(graph, plan, self.shapes, conversion.runtimes)
+        models, latencies = [], []
+        for each in self.floats:
+            pair = (each, self.quantized[each.settings.runtime])
+            before, after = profile_alternately(pair, policy.PROFILE_ROUNDS, policy.PROFILE_SECONDS)
+            models.append(measure_costs(graph, plan, table, before, after))
+            latencies.append(median(profile.untraced_seconds for profile in after))
+        if not models:
+            raise UnavailableError("no runtime opens the float and the int8 model", hint="quantkit doctor lists them")
+        self.costs, self.latency = CostModel.mean(models), fmean(latencies)
+
+    def choose(self, trials: Trials, options: Options) -> Conversion:
+        """Return the conversion, or the first choice of float kernels that is measured to be faster."""
+        tried = set[frozenset[str]]()
+        for factor in policy.BOUNDARY_FACTORS:
+            boundaries = {edge: factor * seconds for edge, seconds in self.costs.boundaries.items()}
+            cut = TimeCut(self.conversion.graph, self.conversion.plan, replace(self.costs, boundaries=boundaries))
+            choice = cut.choose()
+            saved = cut.seconds(frozenset()) - cut.seconds(choice)
+            alternative = self._exclude(choice)
+            if choice in tried or saved < policy.MIN_SAVED * self.latency or not alternative.plan.patterns:
+                continue
+            tried.add(choice)
+            if not trials.is_better(alternative, self.conversion, policy.MAX_FASTER_LOSS):
+                continue
+            speedups = self._measure(alternative)
+            if min(speedups) >= 1 - policy.MIN_SAVED and geometric_mean(speedups) >= 1 / (1 - policy.MIN_SAVED):
+                layers = sorted(choice & self.conversion.plan.pattern_of.keys())
+                options.on_message(
+                    f"{len(layers)} layers stay float, for example {layers[0]}: their int8 form costs more time than "
+                    f"it saves on this machine (the model is {max(speedups):.2f} times as fast)"
+                )
+                return alternative
+        return self.conversion
+
+    def _exclude(self, choice: frozenset[str]) -> Conversion:
+        """Return the conversion with these kernels in float."""
+        reason = "float is faster on this machine, with its quantize/dequantize boundaries"
+        times = self.costs.kernels
+        return self.conversion.keep_float(
+            {
+                name: Decision(name, FLOAT, reason, COST, saved_ms=(times[name].int8 - times[name].float) * 1e3)
+                for name in sorted(choice)
+            }
+        ).with_kernels()
+
+    def _measure(self, alternative: Conversion) -> list[float]:
+        """Return the speed-up of an alternative over the conversion in each runtime."""
+        path = self._write(alternative, "alternative")
+        speedups = []
+        for before in self.floats:
+            present = self.quantized[before.settings.runtime]
+            pair = (present, replace(present, path=path))
+            profiles = profile_alternately(pair, policy.PROFILE_ROUNDS, policy.PROFILE_SECONDS)
+            ratios = [first.untraced_seconds / other.untraced_seconds for first, other in zip(*profiles, strict=True)]
+            speedups.append(median(ratios))
+        return speedups
+
+    def _write(self, conversion: Conversion, name: str) -> Path:
+        path = self.folder / f"{name}{conversion.target.suffixes[0]}"
+        conversion.write(path)
+        return path

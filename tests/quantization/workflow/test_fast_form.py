@@ -1,0 +1,122 @@
+"""Layers that stay float because their int8 form takes more time, by scripted profiles."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.benchmark.profiling import ModelProfile, ProfileRow
+from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.errors import UnavailableError
+from quantkit.quantization.precision.decision import COST
+from quantkit.quantization.report import Latency
+from quantkit.quantization.workflow import fast_form, verb
+from quantkit.runtimes.session import RuntimeVersion
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("onnxruntime")
+IMAGES = np.random.default_rng(0).uniform(-1, 1, (8, 16, 16, 1)).astype(np.float32)
+
+
+class Machine:
+    """Machine with scripted times: each layer takes 1 ms in float, and 0.5 ms in int8 unless it is slow.
+
+    Attributes:
+        slow: layers whose int8 form takes 3 ms.
+        speedup: speed-up that is measured for a form with float layers.
+        pairs: pairs of models that were profiled.
+    """
+
+    def __init__(self, slow: Sequence[str], speedup: float) -> None:
+        self.slow, self.speedup, self.pairs = slow, speedup, list[tuple[Candidate, ...]]()
+
+    def profile(self, candidates: Sequence[Candidate], rounds: int, seconds: float) -> list[tuple[ModelProfile, ...]]:
+        self.pairs.append(tuple(candidates))
+        names = [
+            node.name for node in qk.load(candidates[0].path).graph.nodes.values() if node.op in ("Conv", "MatMul")
+        ]
+        is_trial = len(self.pairs) > 1
+        models = []
+        for index, candidate in enumerate(candidates):
+            int8 = {name: 3e-3 if name in self.slow else 0.5e-3 for name in names}
+            times = int8 if index else dict.fromkeys(names, 1e-3)
+            rows = tuple(ProfileRow(name, "", "int8" if index else "float", value) for name, value in times.items())
+            latency = 10e-3 / (self.speedup if index and is_trial else 1.0)
+            runtime = RuntimeVersion(candidate.settings.runtime, "1")
+            models.append((ModelProfile(candidate.label, runtime, rows, latency, latency, 0.0, 1),) * rounds)
+        return models
+
+
+def layers() -> list[str]:
+    """Return the int8 layers of the network."""
+    return [pattern.layer for pattern in quantize(runs=0).plan.patterns]
+
+
+def quantize(**options: object) -> qk.QuantizationResult:
+    return qk.quantize("digits", IMAGES, target="onnx", runtime="onnxruntime", limit=8, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "measure_latency", lambda *arguments: Latency(skipped="scripted"))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, slow: Sequence[str], speedup: float) -> Machine:
+    machine = Machine(slow, speedup)
+    monkeypatch.setattr(fast_form, "profile_alternately", machine.profile)
+    return machine
+
+
+def test_a_slow_int8_layer_stays_float_with_its_saved_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = layers()[3]
+    use(monkeypatch, [slow], 1.2)
+    messages: list[str] = []
+    result = quantize(on_message=messages.append, save_plan=tmp_path / "plan.json")
+    (decision,) = [each for each in result.decisions if each.source == COST and each.saved_ms]
+    assert (decision.unit, decision.precision, decision.saved_ms) == (slow, "float", pytest.approx(2.0))
+    assert any("1.20 times as fast" in message and slow in message for message in messages)
+    assert slow in qk.Plan.load(tmp_path / "plan.json").float_fallbacks
+
+
+@pytest.mark.parametrize("speedup", [0.9, 1.01])
+def test_a_prediction_without_a_measured_gain_does_not_count(monkeypatch: pytest.MonkeyPatch, speedup: float) -> None:
+    names = layers()
+    machine = use(monkeypatch, [names[3]], speedup)
+    assert [pattern.layer for pattern in quantize().plan.patterns] == names
+    assert len(machine.pairs) >= 2, "the alternative was measured"
+
+
+def test_no_alternative_is_measured_without_a_predicted_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = use(monkeypatch, [], 1.2)
+    quantize()
+    assert len(machine.pairs) == 1
+
+
+def test_a_model_whose_layers_are_all_slow_stays_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report states that the float model is faster; a file without int8 layers would only be a copy of it."""
+    names = layers()
+    machine = use(monkeypatch, names, 1.2)
+    assert [pattern.layer for pattern in quantize().plan.patterns] == names
+    assert len(machine.pairs) == 1
+
+
+def test_no_time_is_measured_without_runs_or_with_decisions_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = quantize(runs=0).plan
+    machine = use(monkeypatch, layers()[:1], 1.2)
+    quantize(runs=0)
+    qk.quantize("digits", IMAGES, plan=plan, limit=8)
+    qk.quantize("digits", IMAGES, scheme=plan.scheme, limit=8)
+    assert not machine.pairs
+
+
+def test_a_runtime_without_times_of_ops_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def profile(*arguments: object) -> list[tuple[ModelProfile, ...]]:
+        raise UnavailableError("no times", hint="")
+
+    monkeypatch.setattr(fast_form, "profile_alternately", profile)
+    messages: list[str] = []
+    result = quantize(on_message=messages.append)
+    assert result.plan.patterns
+    assert "the time of the layers is not measured: no times" in messages
