@@ -29,6 +29,7 @@ from quantkit.quantization.observers import create_observer
 from quantkit.quantization.observers.error_search import histogram_sqnr
 from quantkit.quantization.observers.histogram import HistogramObserver
 from quantkit.quantization.plan import Plan
+from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.significant_bits import round_range, round_scales
 
@@ -36,10 +37,6 @@ Floats = npt.NDArray[np.float64]
 PRODUCTS = find_ops(Fact.PRODUCT, "onnx")
 # Ops with f(x / s) = f(x) / s for s > 0.
 HOMOGENEOUS_OPS = find_ops(Fact.HOMOGENEOUS, "onnx")
-# Ratio of the largest channel to the median one from which a migration is worth a trial.
-MIN_RATIO = 2.0
-# Largest factor between the scales of a channel and of the median channel.
-MAX_SCALE = 16.0
 
 
 def find_scales(
@@ -179,7 +176,7 @@ def migrate_scales(graph: Graph, scales: Mapping[Edge, tuple[float, ...]]) -> Gr
 def _find_scale(graph: Graph, edge: Edge, ranges: Ranges, strength: float, *, can_insert: bool) -> Floats | None:
     """Return the scale of each channel of an edge; None if the scales cannot migrate, or differ little."""
     maxima = np.asarray(ranges.channel_maxima.get(edge, ()), np.float64)
-    if not maxima.size or not np.isfinite(maxima).all() or maxima.max() < MIN_RATIO * np.median(maxima):
+    if not maxima.size or not np.isfinite(maxima).all() or maxima.max() < policy.MIN_CHANNEL_RATIO * np.median(maxima):
         return None
     neutral = np.ones(maxima.size)
     if _move(graph, edge, neutral) is None and (not can_insert or _insert(graph, edge, neutral) is None):
@@ -189,7 +186,9 @@ def _find_scale(graph: Graph, edge: Edge, ranges: Ranges, strength: float, *, ca
     scale = np.ones(maxima.size)
     used = (maxima > 0) & (sizes > 0)
     scale[used] = maxima[used] ** strength / sizes[used] ** (1 - strength)
-    scale[used] = np.clip(scale[used] / np.median(scale[used]), 1 / MAX_SCALE, MAX_SCALE) if used.any() else 1.0
+    scale[used] = (
+        np.clip(scale[used] / np.median(scale[used]), 1 / policy.MAX_SCALE, policy.MAX_SCALE) if used.any() else 1.0
+    )
     return round_scales(scale)
 
 

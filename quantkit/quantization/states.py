@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quantkit.ir.tensor import Array
+from quantkit.quantization.precision import policy
 
 Feeds = dict[str, Array]
-# Largest difference of a fed state from the output before, relative to the largest absolute value.
-TOLERANCE = 1e-3
-# Least fraction of the runs whose fed state is the output before; a dataset may contain several sequences.
-MIN_FRACTION = 0.5
 # Largest number of runs in which states are searched.
 MAX_RUNS = 32
 
@@ -43,14 +40,14 @@ def _is_state(values: Sequence[Array], outputs: Sequence[Mapping[str, Array]], n
         return False
     pairs = zip(values[1:], outputs, strict=False)
     num_equal = sum(_is_equal(value, output[name]) for value, output in pairs)
-    return num_equal > MIN_FRACTION * (len(values) - 1)
+    return num_equal > policy.MIN_STATE_FRACTION * (len(values) - 1)
 
 
 def _is_equal(value: Array, other: Array) -> bool:
     if value.size != other.size or other.dtype.kind != "f":
         return False
     difference = np.abs(value.reshape(-1) - other.reshape(-1))
-    return bool(difference.max(initial=0) <= TOLERANCE * np.abs(value).max(initial=0))
+    return bool(difference.max(initial=0) <= policy.STATE_TOLERANCE * np.abs(value).max(initial=0))
 
 
 @dataclass

@@ -1,4 +1,8 @@
-"""Thresholds of the decisions that are measured or predicted: which trials run, and which of their results count."""
+"""Thresholds of the decisions about precision: which trials run, and which of their results count.
+
+`SUPPORTED_BY` has the networks on which the rule of each threshold changes a decision, of the ONNX networks in the
+quantization guide. Sizes of measurements and time limits need no network.
+"""
 
 from typing import NamedTuple
 
@@ -66,6 +70,30 @@ class ScaleMigration(NamedTuple):
 
 
 MIGRATIONS = (ScaleMigration(0.5, False, MAX_CORRECTED_LOSS), ScaleMigration(0.75, True, 0.8))
+# --- Migration of scales
+
+# Ratio of the largest channel to the median one from which a migration is worth a trial.
+MIN_CHANNEL_RATIO = 2.0
+# Largest factor between the scales of a channel and of the median channel.
+MAX_SCALE = 16.0
+
+# --- States of recurrent models
+
+# Largest difference of a fed state from the output before, relative to the largest absolute value.
+STATE_TOLERANCE = 1e-3
+# Least fraction of the runs whose fed state is the output before; a dataset may contain several sequences.
+MIN_STATE_FRACTION = 0.5
+
+# --- Convolutions that ONNX Runtime may compute faster in float
+
+# Largest product of the input channels and the output channels of a first layer.
+MAX_CHANNEL_PRODUCT = 160
+# The same for a kernel of one position, which needs no gathering, after such a layer.
+MAX_POINTWISE_PRODUCT = 256
+# Largest number of channels of a depthwise layer.
+MAX_DEPTHWISE_CHANNELS = 32
+# Least number of output positions: smaller layers cost little in any precision.
+MIN_POSITIONS = 4096
 
 # --- Time
 
@@ -77,3 +105,42 @@ BOUNDARY_FACTORS = (1.0, 3.0)
 MIN_SAVED = 0.03
 # Largest fraction of the loss of a form that may remain with its faster form.
 MAX_FASTER_LOSS = 1.05
+
+_STATES = ("dtln_1", "dtln_2", "gtcrn_stream", "silero_vad_op15")
+_NOISY = ("dtln_2", "gtcrn_stream", "pplcnet_orientation", "silero_vad_op15")
+_CORRECTED = ("gtcrn_stream", "pplcnet_orientation", "silero_vad_op15", "yolox_nano")
+_MIGRATED = ("fastestdet", "kwt1", "sediment_unet", "stories260k", "super_resolution_10", "yunet_n_320")
+_LOSSY = ("gtcrn_stream", "yolox_nano")
+_LAST = ("sediment_unet", "yunet_n_320")
+_FIRST = ("pplcnet_orientation", "sediment_unet", "ultraface_rfb320", "xfeat", "yunet_n_320")
+SUPPORTED_BY = {
+    "GOOD_KL": ("kwt1", "pplcnet_orientation"),
+    "GOOD_ERROR": ("fastestdet", "yolox_nano", "yunet_n_320"),
+    "GOOD_STATE_ERROR": ("dtln_2", "gtcrn_stream", "silero_vad_op15"),
+    "MAX_FLOAT_LOSS": (*_LOSSY, *_NOISY),
+    "MAX_CHEAP_LOSS": (*_LAST, "gtcrn_stream", "kwt1"),
+    "MAX_OBSERVER_LOSS": ("sediment_unet",),
+    "MAX_CORRECTED_LOSS": _CORRECTED,
+    "MAX_LAYERS": _LOSSY,
+    "MIN_LAYERS": ("dtln_2", "silero_vad_op15"),
+    "NUM_NOISY_LAYERS": _NOISY,
+    "LAST_LAYERS": _LAST,
+    "DRIFT_ERROR": ("gtcrn_stream", "silero_vad_op15"),
+    "DRIFT_FRACTIONS": ("gtcrn_stream", "silero_vad_op15"),
+    "MUCH_WIDER": ("sediment_unet",),
+    "MIN_STEPS": _LOSSY,
+    "MAX_LOST": _LOSSY,
+    "MIN_CHANNELS": _LOSSY,
+    "MIGRATIONS": _MIGRATED,
+    "MIN_CHANNEL_RATIO": _MIGRATED,
+    "MAX_SCALE": _MIGRATED,
+    "STATE_TOLERANCE": _STATES,
+    "MIN_STATE_FRACTION": _STATES,
+    "MAX_CHANNEL_PRODUCT": _FIRST,
+    "MAX_POINTWISE_PRODUCT": _FIRST,
+    "MAX_DEPTHWISE_CHANNELS": _FIRST,
+    "MIN_POSITIONS": _FIRST,
+    "MIN_SAVED": ("yunet_n_320",),
+    "BOUNDARY_FACTORS": ("yunet_n_320",),
+    "MAX_FASTER_LOSS": ("yunet_n_320",),
+}

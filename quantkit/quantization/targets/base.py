@@ -129,14 +129,6 @@ class Target(ABC):
         """
         return {}
 
-    def first_layers(self, graph: Graph) -> tuple[str, ...]:
-        """Return the first layers that float costs little time, with the ops between and after them.
-
-        Args:
-            graph: float graph of `prepare`.
-        """
-        return ()
-
     @abstractmethod
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         """Return the quantized graph, in the target's dialect.

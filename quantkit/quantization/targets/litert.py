@@ -38,7 +38,6 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.base import Target
-from quantkit.quantization.targets.first_layers import find_first_layers
 from quantkit.quantization.weight_levels import find_limits
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -328,9 +327,6 @@ class LiteRTTarget(Target):
     thread_advice = "as many threads as cores: --intra-op {cores}"
     quantizes_all_consumers = True
     weights_only_arithmetic = "LiteRT quantizes the inputs of the layers in each call"
-
-    def first_layers(self, graph: Graph) -> tuple[str, ...]:
-        return find_first_layers(graph, infer_shapes(graph))
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)

@@ -11,7 +11,6 @@ from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.custom_ops import cut_custom_ops, find_custom_ops
 from quantkit.quantization.workflow.lossy_layers import (
     exclude_drifting_layers,
-    exclude_first_layers,
     exclude_last_layers,
     exclude_lossy_layers,
     exclude_noisy_layers,
@@ -32,7 +31,6 @@ CHOICES = (
     exclude_lossy_layers,
     exclude_last_layers,
     exclude_products,
-    exclude_first_layers,
     choose_bias_correction,
     exclude_noisy_layers,
     exclude_drifting_layers,

@@ -96,8 +96,10 @@ class _FastForm:
             tried.add(choice)
             if not trials.is_better(alternative, self.conversion, policy.MAX_FASTER_LOSS):
                 continue
-            speedups = self._measure(alternative)
-            if min(speedups) >= 1 - policy.MIN_SAVED and geometric_mean(speedups) >= 1 / (1 - policy.MIN_SAVED):
+            ratios = self._measure(alternative)
+            speedups = [median(each) for each in ratios]
+            is_faster = geometric_mean(speedups) >= 1 / (1 - policy.MIN_SAVED) and geometric_mean(map(min, ratios)) > 1
+            if is_faster and min(speedups) >= 1 - policy.MIN_SAVED:
                 layers = sorted(choice & self.conversion.plan.pattern_of.keys())
                 options.on_message(
                     f"{len(layers)} layers stay float, for example {layers[0]}: their int8 form costs more time than "
@@ -117,16 +119,16 @@ class _FastForm:
             }
         ).with_kernels()
 
-    def _measure(self, alternative: Conversion) -> list[float]:
-        """Return the speed-up of an alternative over the conversion in each runtime."""
+    def _measure(self, alternative: Conversion) -> list[list[float]]:
+        """Return the speed-ups of an alternative over the conversion in each runtime, one for each round."""
         path = self._write(alternative, "alternative")
         speedups = []
         for before in self.floats:
             present = self.quantized[before.settings.runtime]
             pair = (present, replace(present, path=path))
             profiles = profile_alternately(pair, policy.PROFILE_ROUNDS, policy.PROFILE_SECONDS)
-            ratios = [first.untraced_seconds / other.untraced_seconds for first, other in zip(*profiles, strict=True)]
-            speedups.append(median(ratios))
+            pairs = zip(*profiles, strict=True)
+            speedups.append([first.untraced_seconds / other.untraced_seconds for first, other in pairs])
         return speedups
 
     def _write(self, conversion: Conversion, name: str) -> Path:

@@ -21,18 +21,6 @@ def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Option
     return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
 
 
-def exclude_first_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without the first layers that cost little in float if that reduces the loss.
-
-    They read the rounded input.
-    """
-    layers = set(conversion.target.first_layers(conversion.graph)) - conversion.plan.float_fallbacks.keys()
-    if not layers.intersection(conversion.plan.pattern_of) or trials.is_good(conversion):
-        return conversion
-    reason = "rounding of the input and of the first layers passes through all layers"
-    return _try_float(conversion, dict.fromkeys(sorted(layers), reason), policy.MAX_CHEAP_LOSS, trials, options)
-
-
 def exclude_products(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion without products of two activations if that reduces the loss."""
     products = [pattern.layer for pattern in conversion.plan.patterns if not pattern.weights]

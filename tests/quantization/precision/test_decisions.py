@@ -207,11 +207,14 @@ def test_a_result_has_the_decisions_and_the_trace(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_the_accuracy_search_states_its_error_model() -> None:
-    """Two layers with channels of very different sizes: float layers are needed, and the error model ranks them."""
+    """Layers after channels of very different sizes: float layers are needed, and the error model ranks them."""
     random = np.random.default_rng(0)
     sizes = np.where(np.arange(64) % 16 == 0, 100, 1).astype(np.float32)
-    text = "inputs: x\noutputs: y\nx = Placeholder[?x64]()\nv = Const[64x64]()\nw = Const[64x64]()\n"
-    text += "h = MatMul(x, v, T=float)\nr = Relu(h, T=float)\ny = MatMul(r, w, T=float)"
+    text = (
+        "inputs: x\noutputs: y\nx = Placeholder[?x64]()\nu = Const[64x64]()\nv = Const[64x64]()\nw = Const[64x64]()\n"
+    )
+    text += "g = MatMul(x, u, T=float)\nq = Relu(g, T=float)\n"
+    text += "h = MatMul(q, v, T=float)\nr = Relu(h, T=float)\ny = MatMul(r, w, T=float)"
     samples = (random.normal(0, 1, (64, 64)) * sizes).astype(np.float32)
     result = qk.quantize(from_text(text), samples, runs=0, max_drop=0.002, limit=32)
     assert result.report.fallback is not None

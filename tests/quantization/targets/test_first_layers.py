@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 
 import quantkit as qk
-from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
 from quantkit.quantization import Plan, Scheme
 from quantkit.quantization.targets import find_target
-from quantkit.quantization.targets.onnx.first_layers import REASON, find_slow_layers
+from quantkit.quantization.targets.onnx.first_layers import REASON, find_first_layers, find_slow_layers
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 from onnx import helper, numpy_helper  # noqa: E402
 
-LAYER_OPS = ("Conv2D", "DepthwiseConv2dNative")
 RANDOM = np.random.default_rng(0)
 
 
@@ -44,26 +42,18 @@ def network(size: int, channels: int = 16) -> Graph:
 
 
 def test_first_layers_with_few_channels_and_the_ops_after_them_are_found() -> None:
-    assert find_target("onnx").first_layers(network(64)) == ("conv", "relu", "depthwise", "pool")
+    assert find_first_layers(network(64)) == ("conv", "relu", "depthwise", "pool")
     assert find_slow_layers(network(64)) == dict.fromkeys(("conv", "relu", "depthwise", "pool"), REASON)
-
-
-@pytest.mark.parametrize("target", ["tensorflow", "litert"])
-def test_first_layers_of_converted_models_are_found(target: str) -> None:
-    graph = as_tensorflow(network(64))
-    layers = {graph[name].op for name in find_target(target).first_layers(graph)} & {*LAYER_OPS}
-    assert layers == {*LAYER_OPS}
-    assert find_target(target).first_layers(as_tensorflow(network(64, 64))) == ()
 
 
 @pytest.mark.parametrize(("size", "channels"), [(32, 16), (64, 64)])
 def test_small_and_wide_first_layers_are_not(size: int, channels: int) -> None:
-    assert find_target("onnx").first_layers(network(size, channels)) == ()
+    assert find_first_layers(network(size, channels)) == ()
 
 
 def test_first_layers_stay_int8_if_the_boundary_after_them_costs_more() -> None:
     graph = network(64, 48)
-    assert find_target("onnx").first_layers(graph) == ("conv", "relu")
+    assert find_first_layers(graph) == ("conv", "relu")
     assert find_slow_layers(graph) == {}
 
 

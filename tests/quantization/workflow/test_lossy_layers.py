@@ -13,10 +13,8 @@ from quantkit.quantization import Range, Scheme, annotate
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.targets import first_layers
-from quantkit.quantization.targets.onnx import first_layers as first_layer_times
 from quantkit.quantization.workflow import calibrated_model
-from quantkit.quantization.workflow.lossy_layers import exclude_first_layers, exclude_last_layers
+from quantkit.quantization.workflow.lossy_layers import exclude_last_layers
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
@@ -135,33 +133,6 @@ def test_products_of_two_activations_stay_float_if_that_is_nearer(monkeypatch: p
     result = qk.quantize(graph, samples, runs=0)
     assert {"s", "y"}.isdisjoint(int8_layers(result))
     assert "a product of two activations" in result.plan.float_fallbacks["s"]
-
-
-def test_first_layers_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrated_model, "CHOICES", (exclude_first_layers,))
-    monkeypatch.setattr(first_layers, "MIN_POSITIONS", 1)
-    monkeypatch.setattr(first_layer_times, "BOUNDARY_TIME", 1000.0)  # else they stay float for their speed
-    random = np.random.default_rng(2)
-    shapes = {"first": (16, 4, 3, 3), "second": (16, 16, 3, 3)}
-    weights = [numpy_helper.from_array(random.normal(0, 0.2, shapes[name]).astype(np.float32), name) for name in shapes]
-    nodes = [
-        helper.make_node("Conv", ["x", "first"], ["a"]),
-        helper.make_node("Tanh", ["a"], ["b"]),
-        helper.make_node("Conv", ["b", "second"], ["y"]),
-    ]
-    infos = [helper.make_tensor_value_info(*info) for info in (("x", 1, (1, 4, 12, 12)), ("y", 1, (1, 16, 8, 8)))]
-    model = helper.make_model(
-        helper.make_graph(nodes, "network", infos[:1], infos[1:], weights),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    graph = onnx_format.decode(model.SerializeToString())
-    # Rare large values make the scale of the input coarse for the others.
-    noisy = qk.quantize(graph, [sample**7 for sample in SAMPLES], runs=0)
-    assert "rounding of the input" in noisy.plan.float_fallbacks["a"]
-    assert int8_layers(noisy) == {"y"}
-    monkeypatch.setattr(policy, "GOOD_ERROR", 1.0)
-    assert int8_layers(qk.quantize(graph, SAMPLES, runs=0)) == {"a", "y"}
 
 
 def test_small_last_layers_stay_float_if_that_is_nearer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.base import Target
-from quantkit.quantization.targets.first_layers import find_first_layers
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.onnx.attention import find_attention
 from quantkit.quantization.targets.onnx.blocks import arrange_blocks
@@ -23,7 +22,6 @@ from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
 from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
 from quantkit.quantization.targets.onnx.product_chains import separate_products
-from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.quantization.targets.workarounds import (
     CHANNEL_SHUFFLE,
     OUTPUT_LAYOUT,
@@ -72,9 +70,6 @@ class OnnxTarget(Target):
             gates = {node.name: FLOAT_GATE for node in graph.nodes.values() if node.op in GATE_OPS}
             return gates | find_attention(graph)
         return find_slow_layers(graph) | find_attention(graph)
-
-    def first_layers(self, graph: Graph) -> tuple[str, ...]:
-        return find_first_layers(graph, infer_shapes(graph))
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         quantized, runtime = concatenate_integers(native.convert(graph, plan, ranges)), plan.scheme.runtime

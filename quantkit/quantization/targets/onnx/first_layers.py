@@ -17,10 +17,12 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import UNKNOWN
-from quantkit.quantization.targets.first_layers import find_first_layers
+from quantkit.quantization.precision import policy
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
 REASON = "ONNX Runtime computes first layers with few channels faster in float"
+# Number of dimensions of images and of their weights.
+IMAGE_RANK = 4
 # Output channels that a float convolution computes together.
 CHANNEL_BLOCK = 16
 # Times in ns of an int8 convolution: of one position of a window, and of a MAC.
@@ -39,10 +41,58 @@ def find_slow_layers(graph: Graph) -> dict[str, str]:
     Args:
         graph: float ONNX graph; its only layers stay int8.
     """
-    first = find_first_layers(graph, infer_shapes(graph))
+    first = find_first_layers(graph)
     layer_ops = find_roles(graph).layer_ops
     has_others = any(node.op in layer_ops and node.name not in first for node in graph.nodes.values())
     return dict.fromkeys(first, REASON) if has_others and _saved_time(graph, first) >= 0 else {}
+
+
+def find_first_layers(graph: Graph) -> tuple[str, ...]:
+    """Return the first layers with few channels, and the ops between and after them.
+
+    Args:
+        graph: float ONNX graph.
+    """
+    roles, shapes = find_roles(graph), infer_shapes(graph)
+    # Nodes without an int8 layer before them: True with a float layer before them.
+    has_layer = {edge.node: False for edge in graph.inputs}
+    first = []
+    for name in graph.order:
+        node = graph[name]
+        sources = [edge.node for edge in node.inputs if edge.node and graph.constant_of(edge) is None]
+        if not sources or not has_layer.keys() >= set(sources):
+            continue
+        is_after = any(has_layer[source] for source in sources)
+        is_layer = node.op in roles.layer_ops
+        if is_layer and not _has_few_channels(graph, node, shapes, is_after=is_after):
+            continue
+        has_layer[name] = is_layer or is_after
+        if is_layer or (is_after and node.op in roles.pass_through_ops):
+            first.append(name)
+    return tuple(first)
+
+
+def _has_few_channels(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape], *, is_after: bool) -> bool:
+    """Return True for a large convolution of images with few channels.
+
+    Args:
+        graph: graph of the layer.
+        layer: layer.
+        shapes: shapes by edge.
+        is_after: True after another float layer.
+    """
+    weights = graph.constant_of(layer.inputs[1])
+    if layer.op != "Conv" or weights is None or len(weights.shape) != IMAGE_RANK:
+        return False
+    if _is_known(shapes, Edge(layer.name)) and _count_positions(shapes, layer) < policy.MIN_POSITIONS:
+        return False
+    num_outputs, num_inputs, *kernel = weights.shape
+    num_groups = layer.attrs.get("group", 1)
+    if num_groups == num_outputs > 1 and num_inputs == 1:
+        return num_outputs <= policy.MAX_DEPTHWISE_CHANNELS
+    if prod(kernel) == 1:
+        return num_groups == 1 and is_after and num_inputs * num_outputs <= policy.MAX_POINTWISE_PRODUCT
+    return num_groups == 1 and num_inputs * num_outputs <= policy.MAX_CHANNEL_PRODUCT
 
 
 def _saved_time(graph: Graph, first: Collection[str]) -> float:

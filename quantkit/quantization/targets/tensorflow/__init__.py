@@ -15,14 +15,13 @@ from types import MappingProxyType
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, Shape
-from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.ops.tensorflow.frames import without_back_edges
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.spec import AFFINE, UNSIGNED
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT, Target, count_conversion_nodes
-from quantkit.quantization.targets.first_layers import find_first_layers
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
 from quantkit.quantization.targets.tensorflow.fused_patterns import add_pattern
 from quantkit.quantization.targets.tensorflow.graph_builder import GraphBuilder
@@ -104,9 +103,6 @@ class TensorFlowTarget(Target):
     runs_bfloat16 = True
     runs_float16 = True
     thread_advice = "intra-op 1 and inter-op as many as cores: --intra-op 1 --inter-op {cores}"
-
-    def first_layers(self, graph: Graph) -> tuple[str, ...]:
-        return find_first_layers(graph, infer_shapes(graph))
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)
