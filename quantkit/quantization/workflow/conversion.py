@@ -67,7 +67,7 @@ class Conversion:
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """The installed runtime that the file is for, or those of its target, fastest first; all if none is installed."""
+        """Installed runtime that the file is for, or those of its target, fastest first; all if none is installed."""
         names, runtime = _find_installed(self.target.runtimes), self.plan.scheme.runtime
         return (runtime,) if runtime in names else names
 
