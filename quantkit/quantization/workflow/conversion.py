@@ -67,7 +67,7 @@ class Conversion:
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        """Installed runtime that the file is for, or those of its target, fastest first; all if none is installed."""
+        """The runtime of the file, else those of its target, fastest first; installed ones only if there are any."""
         names, runtime = _find_installed(self.target.runtimes), self.plan.scheme.runtime
         return (runtime,) if runtime in names else names
 
