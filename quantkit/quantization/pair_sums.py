@@ -55,12 +55,13 @@ def limit_pair_sums(levels: Array, axes: Sequence[int]) -> Array:
         levels: quantized weights from -127 to 127.
         axes: as for `find_pair_sums`.
     """
-    rows = _as_rows(levels, axes).astype(np.int32)
+    rows = _as_rows(levels, axes).astype(np.int16)
     for first, second in (pairs.T for pairs in find_pairs([levels.shape[axis] for axis in axes])):
-        for sign in (1, -1):
-            size = np.clip(sign * rows[:, [first, second]], 0, None)
-            excess = np.maximum(size.sum(1) - MAX_SUM, 0)
-            # The sizes are at most 127, so that each one is larger than the excess.
+        # The sizes are at most 127, so that only weights of one sign exceed the limit, and each loses less than it has.
+        total = rows[:, first] + rows[:, second]
+        excess = np.maximum(np.abs(total) - MAX_SUM, 0)
+        if excess.any():
+            sign = np.sign(total)
             rows[:, first] -= sign * ((excess + 1) // 2)
             rows[:, second] -= sign * (excess // 2)
     order = (*(axis for axis in range(levels.ndim) if axis not in axes), *axes)

@@ -5,6 +5,7 @@
 Rounding is half to even; real 0 is always represented exactly.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Self
@@ -19,8 +20,9 @@ from quantkit.quantization.spec import Spec
 from quantkit.quantization.weight_levels import find_centroid_limits, find_limits
 
 Floats = npt.NDArray[np.float32]
-# Scales that a channel tries, between the one of its largest weight and the one that limits no pair.
-PAIR_SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Scales that a channel with unsafe pairs tries: 0 is that of its largest weight, 1 that which limits no pair. Errors of
+# many weights depend less on the scale, and take longer to compute.
+PAIR_SCALES, FEW_PAIR_SCALES, MANY_WEIGHTS = (*np.linspace(0, 1.5, 31),), (*np.linspace(0, 1.5, 11),), 2**17
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class QuantizationParameters:
         return cls.of_limits(spec, limits.low, limits.high)
 
     @classmethod
-    def of_weights(cls, spec: Spec, values: Array) -> Self:
+    def of_weights(cls, spec: Spec, values: Array, parts: Sequence[float] = ()) -> Self:
         """Return the parameters of a constant: one scale per channel where the spec demands it.
 
         Symmetric scales keep the values of weights that already have few of them, see `find_limits`.
@@ -58,9 +60,10 @@ class QuantizationParameters:
         Args:
             spec: with `Spec.axes` if it is per channel.
             values: the constant, finite.
+            parts: scales that a channel with unsafe pairs tries, see `PAIR_SCALES`; empty for the default.
         """
         if not (spec.per_channel and spec.axes):
-            return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))._for_pairs(values)
+            return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))._for_pairs(values, parts)
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
         if spec.symmetric and not spec.reduce_range and values.size:
             rows = values.transpose((*rest, *spec.axes)).reshape(-1, _num_channels(spec, values))
@@ -69,9 +72,9 @@ class QuantizationParameters:
                 return cls.of_limits(spec, -centroids, centroids)._for_pairs_of_centroids(values)
             limits = find_limits(rows)
             if limits is not None:
-                return cls.of_limits(spec, -limits, limits)._for_pairs(values)
+                return cls.of_limits(spec, -limits, limits)._for_pairs(values, parts)
         low, high = values.min(rest, initial=0), values.max(rest, initial=0)
-        return cls.of_limits(spec, low.reshape(-1), high.reshape(-1))._for_pairs(values)
+        return cls.of_limits(spec, low.reshape(-1), high.reshape(-1))._for_pairs(values, parts)
 
     def _for_pairs_of_centroids(self, values: Array) -> Self:
         """Return scales with which no sum of a pair exceeds its limit: a limited weight would leave its cluster."""
@@ -84,20 +87,28 @@ class QuantizationParameters:
         flat, scale, _ = self._align(values)
         return find_pair_sums((flat / scale).reshape(values.shape), self.spec.pair_axes)
 
-    def _for_pairs(self, values: Array) -> Self:
-        """Return larger scales where limited sums of pairs then cost less precision, see `pair_sums`."""
+    def _for_pairs(self, values: Array, parts: Sequence[float]) -> Self:
+        """Return larger scales where limited sums of pairs then cost less precision, see `pair_sums`.
+
+        Neighbouring positions and channels of an input vary together, so that the sums of their errors count, too: in
+        each kernel, and in each output channel (SQuant, Guo et al., 2022).
+        """
         spec = self.spec
         if not spec.pair_axes or not values.size:
             return self
-        sums = self._find_pair_sums(values)
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
-        ratio = np.maximum(sums.max(rest).reshape(self.scale.shape) / MAX_SUM, 1.0)
+        ratio = np.maximum(self._find_pair_sums(values).max(rest).reshape(self.scale.shape) / MAX_SUM, 1.0)
         best, least = self, np.full(self.scale.shape, np.inf)
-        for part in PAIR_SCALES:
+        for part in parts or (FEW_PAIR_SCALES if values.size > MANY_WEIGHTS else PAIR_SCALES):
+            if ratio.max() == 1:
+                break
             larger = replace(self, scale=(self.scale * (1 + part * (ratio - 1))).astype(np.float32))
-            errors = np.square(larger.fake_quantize(values) - values).sum(rest).reshape(self.scale.shape)
-            is_better = errors < least
-            least = np.where(is_better, errors, least)
+            errors = larger.fake_quantize(values) - values
+            sums = [errors.sum(axes, np.float64, keepdims=True) for axes in {(), spec.pair_axes[:-1], spec.pair_axes}]
+            # In float32, the order of additions, which differs between processors, does not decide.
+            error = sum(np.square(each).sum(rest) for each in sums).reshape(self.scale.shape).astype(np.float32)
+            is_better = error < least
+            least = np.where(is_better, error, least)
             best = replace(self, scale=np.where(is_better, larger.scale, best.scale).astype(np.float32))
         return best
 

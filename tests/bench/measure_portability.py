@@ -1,14 +1,15 @@
 """Compare the outputs of int8 models on processors with and without VNNI, and the cost of portable weights.
 
-    python tests/bench/measure_portability.py BUILD [NETWORK ...] [--targets TARGET ...] [--reuse] [--save FILE]
+    python tests/bench/measure_portability.py BUILD [NETWORK ...] [--targets TARGET ...] [--save FILE]
     python tests/bench/measure_portability.py BUILD --speed [--save FILE]
 
 The first form quantizes the 20 networks of `support/portable_networks.py` and measures the SQNR of the outputs to those
 of the float model: of the target ``onnx`` in OpenVINO and of the target ``tensorflow`` in TensorFlow, with the kernels
 of this processor and held to AVX-512 without VNNI and to AVX2; of some networks also in ONNX Runtime, native and on an
 emulated Haswell (`qemu-user`). The cost is the SQNR of ``saturation = "ignore"`` minus that of ``pair_safe``, both with
-the same observer, on this processor. No figure depends on the load of the machine. The second form adds the ratio of
-the latencies of the two, in OpenVINO: run it on a quiet machine.
+the same observer, on this processor, in OpenVINO or else in ONNX Runtime. No figure depends on the load of the machine.
+Files and outputs that exist in BUILD are not made again. The second form adds the ratio of the latencies of the two
+kinds, in OpenVINO: run it on a quiet machine.
 """
 
 import argparse
@@ -30,13 +31,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from measure_networks import pair_outputs  # type: ignore[import-not-found]  # noqa: E402
-from portable_networks import NAMES, Feeds, SavedNetwork, load_saved, save_networks  # noqa: E402
+from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # noqa: E402
 
 import quantkit as qk  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 from quantkit.quantization import Scheme  # noqa: E402
+from quantkit.quantization.portability import certify  # noqa: E402
 
 # Time limit of a comparison of latencies in seconds.
 SECONDS = 40
@@ -71,6 +73,8 @@ EMULATED = (
 # Samples whose outputs are compared, and those of emulated runs.
 NUM_SAMPLES, NUM_EMULATED = 32, 2
 Outputs = list[dict[str, Array]]
+# Environment variable with the number of samples of a process.
+COUNT = "QUANTKIT_BENCH_SAMPLES"
 
 
 def model_path(build: Path, name: str, target: str, kind: str) -> Path:
@@ -79,49 +83,54 @@ def model_path(build: Path, name: str, target: str, kind: str) -> Path:
 
 
 def quantize(network: SavedNetwork, name: str, target: str, build: Path) -> dict[str, Any]:
-    """Write the int8 models: the default one, and for the cost two that differ only in the kind of weights."""
+    """Write the int8 models that are missing: the default one, and for the cost two with other kinds of weights."""
     path = model_path(build, name, target, "default")
-    result = qk.quantize(network.path, network.samples, target=target, output=path, **network.options(target))
-    portability = result.report.portability
-    cell = {"certified": None if portability is None else portability.is_certified}
-    scheme = result.plan.scheme
+    if not path.exists():
+        qk.quantize(network.path, network.samples, target=target, output=path, **network.options(target))
+    portability = certify(qk.load(path).graph)
     for saturation in KINDS if target == "onnx" else ():
-        changes = {"observer": scheme.observer, "bias_correction": scheme.bias_correction, "saturation": saturation}
-        same = Scheme.for_target(target, keep_float=scheme.keep_float, **changes)
-        options = {**network.options(target), "scheme": same}
         output = model_path(build, name, target, saturation)
-        qk.quantize(network.path, network.samples, target=target, output=output, **options)
-    return cell
+        if not output.exists():
+            scheme = (qk.receipt(path).receipt or {})["scheme"]
+            changes = {key: scheme[key] for key in ("observer", "bias_correction")}
+            same = Scheme.for_target(target, keep_float=network.keep_float, saturation=saturation, **changes)
+            options = {**network.options(target), "scheme": same}
+            qk.quantize(network.path, network.samples, target=target, output=output, **options)
+    return {"certified": None if portability is None else portability.is_certified}
 
 
-def run_model(path: Path, runtime: str, samples: list[Feeds]) -> Outputs:
-    """Return the outputs of each sample."""
-    with qk.open_session(path, runtime) as session:
-        names = [info.name for info in session.inputs]
-        inputs = [
-            feeds if set(names) == set(feeds) else dict(zip(names, feeds.values(), strict=True)) for feeds in samples
-        ]
-        return [{name: np.asarray(value) for name, value in session.run(feeds).items()} for feeds in inputs]
+def run_models(runtime: str, folder: Path, build: Path, files: list[str]) -> None:
+    """Save the outputs of models, or the error message, in a folder; outputs that are newer than the model are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        path, output = build / file, folder / f"{file}.npz"
+        if not path.exists() or (output.exists() and output.stat().st_mtime > path.stat().st_mtime):
+            continue
+        samples = load_saved(file.split(".")[0], build).samples[: int(os.environ[COUNT])]
+        arrays: dict[str, Any] = {}
+        try:
+            with qk.open_session(path, runtime) as session:
+                names = [info.name for info in session.inputs]
+                for index, feeds in enumerate(samples):
+                    inputs = feeds if set(names) == set(feeds) else dict(zip(names, feeds.values(), strict=True))
+                    arrays |= {f"{index}/{edge}": value for edge, value in session.run(inputs).items()}
+        except Exception as error:
+            arrays = {"error": np.array(f"{type(error).__name__}: {error}"[:200])}
+        np.savez(output, **arrays)
 
 
-def run_apart(path: Path, arm: str, build: Path, name: str, count: int) -> Outputs:
-    """Return the outputs of a model in a process of its own.
-
-    Raises:
-        RuntimeError: the process has failed.
-    """
-    runtime, environment, emulator = ARMS[arm]
-    output = build / "outputs.npz"
-    command = [*emulator, sys.executable, __file__, str(build), "--run", name, str(path), runtime, str(count)]
-    result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError((result.stderr.strip().splitlines() or ["no message"])[-1][:200])
-    outputs: Outputs = [{} for _ in range(count)]
+def load_outputs(output: Path) -> Outputs | str:
+    """Return the outputs of each sample, or the error message."""
+    if not output.exists():
+        return "the process has failed"
+    rows: dict[int, dict[str, Array]] = {}
     with np.load(output) as arrays:
+        if "error" in arrays.files:
+            return str(arrays["error"])
         for key in arrays.files:
             index, _, edge = key.partition("/")
-            outputs[int(index)][edge] = arrays[key]
-    return outputs
+            rows.setdefault(int(index), {})[edge] = arrays[key]
+    return list(rows.values())
 
 
 def sqnr(expected: Outputs, actual: Outputs) -> float:
@@ -136,38 +145,63 @@ def sqnr(expected: Outputs, actual: Outputs) -> float:
     return round(float(min(ratios)), 3)
 
 
-def measure(name: str, build: Path, options: argparse.Namespace, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a network; ``row`` is its saved row."""
-    network = load_saved(name, build)
+def measure(names: list[str], build: Path, options: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
+    """Add the results of networks to the rows."""
+    files: dict[str, list[str]] = {arm: [] for arm in ARMS}
+    for name in names:
+        network = load_saved(name, build)
+        is_onnx = network.path.suffix == ".onnx"
+        files[f"{'onnxruntime' if is_onnx else 'tensorflow'} native"].append(network.path.name)
+        row = rows.setdefault(name, {})
+        row |= {"name": name, "samples": min(len(network.samples), NUM_SAMPLES)}
+        for target in options.targets:
+            try:
+                row[target] = quantize(network, name, target, build)
+            except Exception as error:
+                row[target] = {"error": f"{type(error).__name__}: {error}"[:200]}
+                continue
+            print(name, target, row[target], flush=True)
+            default = model_path(build, name, target, "default").name
+            for limit in LIMITS:
+                files[f"{TARGETS[target][0]} {limit}"].append(default)
+            if target == "onnx":
+                kinds = [model_path(build, name, target, kind).name for kind in KINDS]
+                files["openvino native"] += kinds
+                files["onnxruntime native"] += kinds
+            if target == "onnx" and name in options.emulated and shutil.which(QEMU[0]):
+                files["onnxruntime native"].append(default)
+                files["onnxruntime Haswell"].append(default)
+    for arm, (runtime, environment, emulator) in ARMS.items():
+        count = NUM_EMULATED if emulator else NUM_SAMPLES
+        command = [*emulator, sys.executable, __file__, str(build), *files[arm], "--run", runtime, arm]
+        if files[arm]:
+            subprocess.run(command, env={**os.environ, **environment, COUNT: str(count)}, check=False)
+    for name in names:
+        compare(rows[name], load_saved(name, build), build, options)
+
+
+def compare(row: dict[str, Any], network: SavedNetwork, build: Path, options: argparse.Namespace) -> None:
+    """Add the SQNR of each arm to the row of a network."""
     float_runtime = "onnxruntime" if network.path.suffix == ".onnx" else "tensorflow"
-    samples = network.samples[:NUM_SAMPLES]
-    expected = run_model(network.path, float_runtime, samples)
+    expected = load_outputs(build / "outputs" / f"{float_runtime} native" / f"{network.path.name}.npz")
 
-    def compare(path: Path, arm: str, count: int = len(samples)) -> Any:
-        try:
-            return sqnr(expected, run_apart(path, arm, build, name, count))
-        except RuntimeError as error:
-            return str(error)
+    def find_sqnr(target: str, kind: str, arm: str, count: int = NUM_SAMPLES) -> Any:
+        path = model_path(build, row["name"], target, kind)
+        actual = load_outputs(build / "outputs" / arm / f"{path.name}.npz")
+        messages = [each for each in (expected, actual) if isinstance(each, str)]
+        return messages[0] if messages else sqnr(expected[:count], actual[:count])
 
-    result: dict[str, Any] = {**row, "name": name, "samples": len(samples)}
-    for target in options.targets:
-        path = model_path(build, name, target, "default")
-        try:
-            is_reused = options.reuse and "certified" in row.get(target, {})
-            result[target] = dict(row[target]) if is_reused else quantize(network, name, target, build)
-        except Exception as error:
-            result[target] = {"error": f"{type(error).__name__}: {error}"[:200]}
-            continue
+    for target in (each for each in options.targets if "error" not in row[each]):
         runtime, _ = TARGETS[target]
-        result[target][runtime] = {limit: compare(path, f"{runtime} {limit}") for limit in LIMITS}
+        row[target][runtime] = {limit: find_sqnr(target, "default", f"{runtime} {limit}") for limit in LIMITS}
         if target == "onnx":
-            result[target]["cost"] = {
-                kind: compare(model_path(build, name, target, kind), "openvino native") for kind in KINDS
-            }
-        if target == "onnx" and name in options.emulated and shutil.which(QEMU[0]):
-            arms = {"native": "onnxruntime native", "Haswell": "onnxruntime Haswell"}
-            result[target]["onnxruntime"] = {key: compare(path, arm, NUM_EMULATED) for key, arm in arms.items()}
-    return result
+            arm = f"{runtime if isinstance(row[target][runtime]['native'], float) else 'onnxruntime'} native"
+            row[target]["cost"] = {kind: find_sqnr(target, kind, arm) for kind in KINDS}
+            if row["name"] in options.emulated and shutil.which(QEMU[0]):
+                arms = {"native": "onnxruntime native", "Haswell": "onnxruntime Haswell"}
+                row[target]["onnxruntime"] = {
+                    key: find_sqnr(target, "default", each, NUM_EMULATED) for key, each in arms.items()
+                }
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -217,32 +251,29 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NAMES))
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=TARGETS, help="targets")
     parser.add_argument("--emulated", nargs="*", default=list(EMULATED), help="networks that also run emulated")
-    parser.add_argument("--reuse", action="store_true", help="compare the models in BUILD again without quantizing")
     parser.add_argument("--speed", action="store_true", help="measure only the latencies of the models in BUILD")
     parser.add_argument("--save", type=Path, default=HERE / "portability.json", help="file to write")
-    parser.add_argument("--run", nargs=4, metavar=("NETWORK", "FILE", "RUNTIME", "COUNT"), help=argparse.SUPPRESS)
+    parser.add_argument("--run", nargs=2, metavar=("RUNTIME", "ARM"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    build = options.build
     if options.run:
-        name, path, runtime, count = options.run
-        outputs = run_model(Path(path), runtime, load_saved(name, options.build).samples[: int(count)])
-        arrays: dict[str, Any] = {
-            f"{index}/{edge}": values for index, row in enumerate(outputs) for edge, values in row.items()
-        }
-        np.savez(options.build / "outputs.npz", **arrays)
+        runtime, arm = options.run
+        run_models(runtime, build / "outputs" / arm, build, options.networks)
         return
     saved = json.loads(options.save.read_text()) if options.save.exists() else {"rows": []}
     rows = {row["name"]: row for row in saved["rows"]}
-    save_networks(options.build)
-    for name in options.networks or NAMES:
-        if options.speed:
-            measure_speed(rows[name], options.build)
-        else:
-            rows[name] = measure(name, options.build, options, rows.get(name, {}))
-        print(json.dumps(rows[name]), flush=True)
-        ordered = [rows[each] for each in NAMES if each in rows]
-        document = {"schema": "quantkit.bench.portability/1", "machine": this_machine().to_json()}
-        document |= {"summary": summarize(ordered), "rows": ordered}
-        options.save.write_text(json.dumps(document, indent=1) + "\n")
+    save_networks(build)
+    names = options.networks or list(NAMES)
+    if options.speed:
+        for name in names:
+            measure_speed(rows[name], build)
+    else:
+        measure(names, build, options, rows)
+    ordered = [rows[each] for each in NAMES if each in rows]
+    document = {"schema": "quantkit.bench.portability/1", "machine": this_machine().to_json()}
+    document |= {"summary": summarize(ordered), "rows": ordered}
+    options.save.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document["summary"]))
 
 
 if __name__ == "__main__":

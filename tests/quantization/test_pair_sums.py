@@ -90,6 +90,21 @@ def test_weights_in_float_cost_little_precision() -> None:
     assert limited > reduced + 3
 
 
+@pytest.mark.parametrize(("sizes", "pair_axes"), [((32, 64), "1"), ((32, 16, 3, 3), "2,3,1")])
+def test_sums_of_inputs_that_vary_together_cost_no_precision(sizes: tuple[int, ...], pair_axes: str) -> None:
+    random = np.random.default_rng(1)
+    weights = random.standard_normal(sizes).astype(np.float32)
+    rows = weights.reshape(len(weights), -1)
+    inputs = random.gamma(4, 0.25, (500, 1)) * (1 + 0.3 * random.standard_normal((500, rows.shape[1])))
+
+    def noise(text: str) -> float:
+        parameters = QuantizationParameters.of_weights(Spec.parse(text), weights)
+        return float(np.square(inputs @ (parameters.fake_quantize(weights).reshape(rows.shape) - rows).T).sum())
+
+    plain = "qint8 symmetric per_channel axes=0"
+    assert noise(f"{plain} pairs={pair_axes}") < noise(plain)
+
+
 def quantized_convolution(levels: np.ndarray, group: int = 1) -> Graph:
     """Return a QDQ convolution of uint8 images whose values are the quantized ones.
 

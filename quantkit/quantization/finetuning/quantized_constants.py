@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.ir.graph import Edge
+from quantkit.ir.tensor import Array
 from quantkit.quantization.finetuning.simulation import Simulation
 from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.pair_sums import MAX_SUM, find_pairs
@@ -150,7 +151,7 @@ class QuantizedConstants:
             if constant.limits is not None and trainable.spec is not None:
                 low, high = (limit * tf.exp(clipping[trainable.name]) for limit in constant.limits)
                 tensor = tf.clip_by_value(tensor, low, high)
-                weights_step, zero = _find_parameters(tf, tensor, trainable.spec)
+                weights_step, zero = _find_parameters(tf, tensor, trainable.spec, constant.factor)
                 tensor = _fake_quantize(tf, tensor, trainable.spec, weights_step, zero)
             elif trainable.step is not None and weights_step is not None:
                 tensor = _round_bias(tf, tensor, weights_step * scales[trainable.step[1]])
@@ -163,7 +164,7 @@ class QuantizedConstants:
         return tensor if positions is None else self.tf.gather(self.tf.reshape(tensor, [-1]), positions)
 
 
-def _find_parameters(tf: Any, values: Any, spec: Spec) -> tuple[Any, Any]:
+def _find_parameters(tf: Any, values: Any, spec: Spec, factor: Array | None) -> tuple[Any, Any]:
     """Return scale and zero point of weights, as `QuantizationParameters.of_weights`, with gradients."""
     first, last = spec.limits
     rest = [axis for axis in range(values.shape.rank) if axis not in spec.axes] if spec.axes else None
@@ -172,6 +173,8 @@ def _find_parameters(tf: Any, values: Any, spec: Spec) -> tuple[Any, Any]:
     scale = tf.maximum(-low, high) / last if spec.symmetric else (high - low) / (last - first)
     if spec.pair_axes:
         scale = tf.maximum(scale, _find_pair_sums(tf, values, spec, rest) / MAX_SUM)
+    if factor is not None:
+        scale *= factor
     scale = tf.where(scale < np.finfo(np.float32).tiny, tf.ones_like(scale), scale)
     if spec.symmetric:
         return scale, tf.zeros_like(scale)

@@ -8,7 +8,7 @@ All variables start at 0, the calibrated model. In steps, one learning rate suit
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -34,12 +34,14 @@ class TrainedConstant:
         values: calibrated values.
         step: broadcasts against ``values``.
         limits: lowest and highest value of each channel, both of the shape of ``step``; None without a number format.
+        factor: calibrated scale over the smallest one that limits no pair of weights, at least 1, shape of ``step``.
     """
 
     trainable: Trainable
     values: Floats
     step: Floats
     limits: tuple[Floats, Floats] | None = None
+    factor: Floats | None = None
 
     @classmethod
     def of(cls, simulation: Simulation, trainable: Trainable) -> "TrainedConstant":
@@ -53,7 +55,10 @@ class TrainedConstant:
         step = parameters.scale.reshape(sizes)
         if spec.symmetric:
             first, last = spec.limits
-            return cls(trainable, values, step, ((first * step).astype(np.float32), (last * step).astype(np.float32)))
+            smallest = QuantizationParameters.of_weights(spec, values, (1.0,)).scale.reshape(sizes)
+            factor = np.maximum(step / smallest, np.float32(1)) if spec.pair_axes else None
+            limits = ((first * step).astype(np.float32), (last * step).astype(np.float32))
+            return cls(trainable, values, step, limits, factor)
         # The rounded zero point moves the limits of the quantized values, which would give another scale.
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
         low, high = values.min(rest, initial=0, keepdims=True), values.max(rest, initial=0, keepdims=True)
@@ -70,7 +75,13 @@ class TrainedConstant:
         if clipping is None or self.limits is None:
             return tuned
         low, high = (limit * np.exp(clipping) for limit in self.limits)
-        return np.clip(tuned, low, high).astype(np.float32)
+        tuned = np.clip(tuned, low, high).astype(np.float32)
+        if self.factor is None or self.trainable.spec is None:
+            return tuned
+        # Rounded, so that the target finds the scale of the simulation instead of choosing another one for the pairs.
+        parameters = QuantizationParameters.of_weights(self.trainable.spec, tuned, (1.0,))
+        scale = parameters.scale * self.factor.reshape(parameters.scale.shape)
+        return replace(parameters, scale=scale).fake_quantize(tuned)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@
 quantization guide. Sizes of measurements and time limits need no network.
 """
 
-from typing import NamedTuple
-
 # --- Samples of trials and error signals
 
 # Number of runs of a trial; the errors of a recurrent model accumulate over many runs.
@@ -54,23 +52,11 @@ MIN_STEPS = 2
 # Fraction of lost channels from which a layer is a candidate for float; fewer channels show no distribution.
 MAX_LOST, MIN_CHANNELS = 0.2, 8
 
-
-class ScaleMigration(NamedTuple):
-    """Migration of scales to try.
-
-    Attributes:
-        strength: exponent of the largest activations, between 0 and 1.
-        inserts: True with multiplications of activations, which cost latency.
-        max_loss: largest fraction of the loss that may remain.
-    """
-
-    strength: float
-    inserts: bool
-    max_loss: float
-
-
-MIGRATIONS = (ScaleMigration(0.5, False, MAX_CORRECTED_LOSS), ScaleMigration(0.75, True, 0.8))
 # --- Migration of scales
+
+# Strength of each migration, True with multiplications of activations, which cost latency, and the largest fraction of
+# the loss that may remain.
+MIGRATIONS = ((0.5, False, MAX_CORRECTED_LOSS), (0.75, False, MAX_CORRECTED_LOSS), (0.75, True, 0.8))
 
 # Ratio of the largest channel to the median one from which a migration is worth a trial.
 MIN_CHANNEL_RATIO = 2.0

@@ -6,12 +6,14 @@ correction removes the mean error of rounded weights, which may have canceled th
 include a correction of both, and no correction.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
+from quantkit.ir.graph import Edge
 from quantkit.quantization.activation_errors import measure_mean_errors
 from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
@@ -45,19 +47,21 @@ def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> C
     observed = _with_channel_maxima(conversion, trials, options)
     if observed is None:
         return conversion
-    best = conversion
-    for migration in policy.MIGRATIONS:
-        alternative = _with_scales(observed, trials, options, migration)
-        if alternative is not None and trials.is_better(alternative, best, migration.max_loss):
+    best, tried = conversion, [conversion.ranges.scales]
+    for strength, inserts, max_loss in policy.MIGRATIONS:
+        if inserts and trials.is_good(best):
+            break  # all migrations without a cost in latency are compared, also after a good one
+        scales = find_scales(conversion.graph, conversion.plan, observed.ranges, strength, inserts=inserts)
+        alternative = None if scales in tried else _with_scales(observed, scales, trials, options)
+        if alternative is not None and trials.is_better(alternative, best, max_loss):
             best = alternative
-            if trials.is_good(best):
-                break
-    scales = best.ranges.scales
+        tried.append(scales)
     if best is not conversion:
-        edge = max(scales, key=lambda edge: max(scales[edge]))
+        moved = best.ranges.scales
+        edge = max(moved, key=lambda edge: max(moved[edge]))
         options.on_message(
-            f"scales of {len(scales)} tensors move into weights, for example of {edge}, whose channel "
-            f"{int(np.argmax(scales[edge]))} is the largest: the outputs are nearer to the float model"
+            f"scales of {len(moved)} tensors move into weights, for example of {edge}, whose channel "
+            f"{int(np.argmax(moved[edge]))} is the largest: the outputs are nearer to the float model"
         )
     return best
 
@@ -76,13 +80,10 @@ def _with_channel_maxima(conversion: Conversion, trials: Trials, options: Option
 
 
 def _with_scales(
-    conversion: Conversion, trials: Trials, options: Options, migration: policy.ScaleMigration
+    conversion: Conversion, scales: Mapping[Edge, tuple[float, ...]], trials: Trials, options: Options
 ) -> Conversion | None:
-    """Return the conversion with migrated scales; None if no scales can migrate, or the result cannot run."""
+    """Return the conversion with migrated scales; None if the result cannot run."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-    scales = find_scales(graph, plan, ranges, migration.strength, inserts=migration.inserts)
-    if not scales:
-        return None
     try:
         migrated = with_migrated_scales(graph, plan, ranges, scales, trials.reference.feeds, options.runtime)
     except QuantkitError as error:

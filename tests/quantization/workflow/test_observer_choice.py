@@ -2,19 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import quantkit as qk
 from quantkit.data import as_dataset
-from quantkit.ir.graph import Graph, Node, constant
+from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Range, Scheme
 from quantkit.quantization.annotation import in_target_dialect
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import AccuracyReport
+from quantkit.quantization.workflow import observer_choice
 from quantkit.quantization.workflow import trials as trials_module
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
@@ -167,3 +169,42 @@ def test_the_chosen_ranges_are_written_and_read_without_a_complaint(
     assert not [message for message in messages if "another scheme" in message]
     explicit = qk.quantize(graph, SAMPLES, runs=0, observer="mean_squared_error")
     assert explicit.plan.scheme.observer == "mean_squared_error"
+
+
+@pytest.mark.parametrize(
+    ("losses", "best", "num_tried"),
+    [
+        ({(0.5, False): 0.02, (0.75, False): 0.01}, (0.75, False), 2),  # both cost no latency
+        ({(0.5, False): 0.5, (0.75, False): 0.4, (0.75, True): 0.1}, (0.75, True), 3),
+        ({(0.5, False): 0.4, (0.75, False): 0.5, (0.75, True): 0.39}, (0.5, False), 3),
+    ],
+)
+def test_all_migrations_without_a_cost_in_latency_are_compared(
+    losses: dict[tuple[float, bool], float], best: tuple[float, bool], num_tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one that is good is not always the best one."""
+    tried = []
+
+    class FixedTrials:
+        def is_good(self, conversion: Any) -> bool:
+            return conversion.loss <= 0.025
+
+        def is_better(self, alternative: Any, conversion: Any, max_loss: float) -> bool:
+            tried.append(alternative)
+            return alternative.loss < max_loss * conversion.loss
+
+    def conversion(scales: dict[Edge, Any], loss: float) -> Any:
+        ranges = SimpleNamespace(scales=scales)
+        return SimpleNamespace(graph=SimpleNamespace(dialect="onnx"), plan=None, ranges=ranges, loss=loss)
+
+    def find_scales(*arguments: Any, inserts: bool) -> dict[Edge, Any]:
+        return {Edge("x"): (arguments[3], inserts)}
+
+    monkeypatch.setattr(observer_choice, "find_scales", find_scales)
+    monkeypatch.setattr(observer_choice, "_with_channel_maxima", lambda present, *_: present)
+    monkeypatch.setattr(
+        observer_choice, "_with_scales", lambda _, scales, *__: conversion(scales, losses[scales[Edge("x")]])
+    )
+    result = observer_choice.choose_scales(conversion({}, 1.0), cast(Trials, FixedTrials()), Options())
+    assert result.ranges.scales == {Edge("x"): best}
+    assert len(tried) == num_tried
