@@ -41,7 +41,7 @@ from quantkit.quantization import Scheme  # noqa: E402
 from quantkit.quantization.portability import certify  # noqa: E402
 
 # Time limit of a comparison of latencies in seconds.
-SECONDS = 40
+SECONDS = 20
 KINDS = ("ignore", "pair_safe")
 # Runtime and suffix of each target.
 TARGETS = {"onnx": ("openvino", ".onnx"), "tensorflow": ("tensorflow", ".pb")}
