@@ -93,8 +93,8 @@ class Optimization:
     @property
     def reasons(self) -> list[tuple[str, str]]:
         """Name of each other candidate, with the reason why it is not the best."""
-        rows = [(each.name, self._reason(each)) for each in self.choices if each.name != self.best.name]
-        return [*rows, *self.skipped.items()]
+        rows = [(each.name, self._reason(each)) for each in self.choices]
+        return [(name, reason) for name, reason in (*rows, *self.skipped.items()) if name != self.best.name]
 
     def _reason(self, choice: Choice) -> str:
         text = f"{choice.ratio:.2f} times as fast as the float model"

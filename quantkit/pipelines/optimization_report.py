@@ -134,7 +134,8 @@ class OptimizationResult:
             lines += [change for change in changes if " divided before " in change]
         lines += ["", *python_lines(self.graph)]
         if self.output is not None:
-            lines += ["", f"{os.fspath(self.output)}: quantkit.data.load_dataset reads the optimized dataset"]
+            state = "unchanged" if self.gain is None else "optimized"
+            lines += ["", f"{os.fspath(self.output)}: quantkit.data.load_dataset reads the {state} dataset"]
         return lines
 
     def to_json(self) -> dict[str, Any]:

@@ -79,6 +79,8 @@ def test_the_fastest_file_within_the_bound_is_written(tmp_path: Path, monkeypatc
         len(checked) == len(set(checked)) >= 1
     )  # slower candidates than the best one within the bound are not checked
     assert len(checked) < len(result.choices)
+    result.skipped[result.best.name] = "not shown to be faster than the default settings"
+    assert result.best.name not in dict(result.reasons)
     with qk.open_session(result.file, "openvino") as session:
         assert len(session.run({session.inputs[0].name: np.zeros((1, 16, 16, 1), np.float32)})) == 1
 

@@ -202,13 +202,15 @@ def test_pipeline_with_a_variable_stays_unchanged() -> None:
     assert counter.numpy() == 0
 
 
-def test_broken_and_empty_pipelines() -> None:
+def test_broken_and_empty_pipelines(tmp_path: Path) -> None:
     broken = tf.data.TFRecordDataset("no_such_file")
     for function in (qk.data.optimize, qk.data.profile):
         with pytest.raises(InputError, match="the pipeline fails: no_such_file; No such file or directory$"):
             function(broken)
     empty = tf.data.Dataset.range(0)
-    assert "the pipeline stays unchanged: the pipeline has no elements" in str(qk.data.optimize(empty))
+    report = str(qk.data.optimize(empty, output=tmp_path / "dataset.pb"))
+    assert "the pipeline stays unchanged: the pipeline has no elements" in report
+    assert "dataset.pb: quantkit.data.load_dataset reads the unchanged dataset" in report
     with pytest.raises(InputError, match="the pipeline has no elements"):
         qk.data.profile(empty)
 
