@@ -295,6 +295,16 @@ def parse_fraction(text: str) -> float:
     return float(text)
 
 
+def parse_number(text: str) -> float:
+    """Parse a finite number."""
+    try:
+        if isfinite(number := float(text)):
+            return number
+    except ValueError:
+        pass
+    raise ArgumentTypeError(f"{text!r} is not a finite number")
+
+
 def parse_ratio(text: str) -> float:
     """Parse a ratio of at least 0."""
     if not re.fullmatch(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?", text):

@@ -19,6 +19,7 @@ from ._arguments import (
     add_precision,
     add_threads,
     options_of,
+    parse_number,
     parse_positive,
 )
 from ._loading import check_models, model_and_runtime
@@ -51,12 +52,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: one that keeps all tensors)"
     )
     parser.add_argument(
-        "--floor", type=float, default=FLOOR, help=f"flag layers with SQNR below this, in dB (default: {FLOOR:g})"
+        "--floor",
+        type=parse_number,
+        default=FLOOR,
+        help=f"flag layers with SQNR below this, in dB (default: {FLOOR:g})",
     )
     parser.add_argument(
         "--show", type=parse_positive, default=MAX_ROWS, help=f"number of rows, lowest SQNR first (default: {MAX_ROWS})"
     )
-    parser.add_argument("--min-sqnr", type=float, help="exit 1 if a tensor is broken or its SQNR is below this, in dB")
+    parser.add_argument(
+        "--min-sqnr", type=parse_number, help="exit 1 if a tensor is broken or its SQNR is below this, in dB"
+    )
     parser.add_argument(
         "--structure", action="store_true", help="compare nodes instead of values; exit 1 if they differ"
     )

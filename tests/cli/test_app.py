@@ -154,6 +154,7 @@ def test_examples_parse(name: str) -> None:
             "create the folder",
         ),
         (["summarize"], 2, "no model is given", ""),
+        (["compare", "G", "G", "--min-sqnr", "nan"], 2, "'nan' is not a finite number", ""),
         (["models", "lst"], 2, "invalid choice: 'lst'", "did you mean 'list'"),
         (["quantize", "G", "-o", "O", "--target", "onx"], 2, "'onx' is not a target", "did you mean 'onnx'"),
         (["transforms", "show", "fold_batchnorms"], 2, "not recognized", "fold_batch_norms"),
