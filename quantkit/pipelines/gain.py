@@ -6,7 +6,7 @@ are compared by the ratios of each round. Each round reverses or rotates the ord
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 from time import perf_counter
 from typing import Any
 
@@ -48,8 +48,19 @@ class Gain:
 
     @property
     def ratio(self) -> float:
-        """Median of the ratios."""
-        return median(self.ratios)
+        """Median of the ratios; the lower one of an even number."""
+        return median_low(self.ratios)
+
+    @property
+    def middle_rates(self) -> tuple[float, float]:
+        """Rates before and after in the round whose ratio is the median."""
+        rounds = zip(self.before, self.after, strict=True)
+        return sorted(rounds, key=lambda rates: rates[1] / rates[0])[(len(self.before) - 1) // 2]
+
+    @property
+    def objection(self) -> str:
+        """Reason why a rewrite without a shown gain is not applied."""
+        return "the time budget is too short to show a gain" if self.is_relevant else "no gain"
 
     @property
     def is_relevant(self) -> bool:

@@ -216,7 +216,7 @@ class _Optimizer:
         gain = self._measure(self._graph, outcome.graph, seconds)
         step = PipelineStep(name, outcome.changes, outcome.skips, comparison, gain, applied=gain.is_gain)
         if not gain.is_gain:
-            return step.undone("no gain")
+            return step.undone(gain.objection)
         self._graph, self._applied = outcome.graph, (*self._applied, name)
         return step
 
@@ -255,7 +255,7 @@ class _Optimizer:
         best, gain = verified[tried - 1], Gain.of(rates[0], rates[tried])
         step = PipelineStep(_CACHE, best.outcome.changes, (), best.comparison, gain, applied=index > 0)
         if not index:
-            return step.undone("no gain")
+            return step.undone(gain.objection)
         self._graph, self._epoch, self._applied = best.outcome.graph, epoch, (*best.rewrites, _CACHE)
         return step
 

@@ -126,8 +126,8 @@ class OptimizationResult:
         elif self.gain is None:
             lines.append("no rewrite gains: the pipeline stays unchanged")
         else:
-            rates = f"{_median(self.gain.before):,.0f} -> {_median(self.gain.after):,.0f} elements/s"
-            lines.append(f"together: {self.gain.ratio:.2f} times the rate, {rates}")
+            before, after = self.gain.middle_rates
+            lines.append(f"together: {self.gain.ratio:.2f} times the rate, {before:,.0f} -> {after:,.0f} elements/s")
         if "cache" in self.applied:
             lines.append("the rate with the cache holds from the second epoch on")
             changes = next(step.changes for step in self.steps if step.name == "cache")
@@ -142,8 +142,8 @@ class OptimizationResult:
         return {
             "schema": "quantkit.data_optimize/1",
             "speedup": self.speedup,
-            "elements_per_second_before": _median(self.gain.before) if self.gain else None,
-            "elements_per_second_after": _median(self.gain.after) if self.gain else None,
+            "elements_per_second_before": self.gain.middle_rates[0] if self.gain else None,
+            "elements_per_second_after": self.gain.middle_rates[1] if self.gain else None,
             "reason": self.reason,
             "steps": [step.to_json() for step in self.steps],
             "python_before": python_lines(self.original),
@@ -156,8 +156,3 @@ class OptimizationResult:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
-
-
-def _median(values: tuple[float, ...]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

@@ -72,5 +72,5 @@ class PipelineSchedules:
         ):
             gain = Gain.of(rates[before], rates[after]) if outcome.changes else None
             step = PipelineStep(name, outcome.changes, outcome.skips, comparison, gain, applied=after == winner)
-            steps.append(step if step.applied else step.undone("no gain"))
+            steps.append(step if step.applied or gain is None else step.undone(gain.objection))
         return steps

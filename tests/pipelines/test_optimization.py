@@ -468,3 +468,16 @@ def test_files_of_other_kinds_are_rejected(tmp_path: Path) -> None:
     assert result.applied == ()
     with pytest.raises(UnavailableError, match="cannot be written to a file"):
         result.save(tmp_path / "ragged.pb")
+
+
+def test_gain_states_the_rates_of_its_median_round() -> None:
+    gain = Gain((80.0, 50.0, 10.0, 40.0), (1777.0, 1750.0, 400.0, 60.0))
+    assert gain.ratio == 1777 / 80
+    assert gain.middle_rates == (80.0, 1777.0)
+
+
+def test_relevant_gain_of_few_rounds_is_not_called_no_gain() -> None:
+    gain = Gain((80.0, 60.0), (1300.0, 59.0))
+    assert not gain.is_gain
+    assert gain.objection == "no gain"
+    assert Gain((80.0,), (90.0,)).objection == "the time budget is too short to show a gain"
