@@ -2,10 +2,23 @@
 
 from pathlib import Path
 
+from quantkit.errors import InputError
+from quantkit.formats.files import external_data_files
 from quantkit.formats.kinds import SUFFIXES
 from quantkit.formats.saved_model import FILE
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Tensor
+
+
+def count_file_bytes(path: Path) -> int:
+    """Return the size of a model file or folder in bytes, with the files of weights that belong to an ONNX file."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    try:
+        names = external_data_files(path) if path.suffix == ".onnx" else ()
+    except InputError:  # a broken file, which the runtime reports
+        names = ()
+    return sum(file.stat().st_size for file in (path, *(path.parent / name for name in names)))
 
 
 def measure_size(path: Path | None, graph: Graph) -> int:
@@ -24,7 +37,7 @@ def measure_size(path: Path | None, graph: Graph) -> int:
     kind = "keras" if file is None or not file.is_file() else SUFFIXES.get(file.suffix)
     if file is None or kind == "keras":
         return weights
-    return file.stat().st_size if kind == "tflite" else max(file.stat().st_size, weights)
+    return count_file_bytes(file) if kind in ("tflite", "onnx") else max(file.stat().st_size, weights)
 
 
 def format_size(num_bytes: int) -> str:

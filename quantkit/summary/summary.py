@@ -7,7 +7,8 @@ from typing import Any
 from quantkit.arguments import public, without_none
 from quantkit.errors import CheckError, UsageError
 from quantkit.facts import facts_table
-from quantkit.formats import external_data_files, onnx
+from quantkit.formats import onnx
+from quantkit.formats.sizes import count_file_bytes
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
@@ -233,9 +234,7 @@ def summarize(
     known_macs = [count for count in macs if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
     estimate = estimate_quantization(loaded)
-    file_bytes = path.stat().st_size if path is not None and path.is_file() else None
-    if path is not None and file_bytes is not None and path.suffix == ".onnx":
-        file_bytes += sum((path.parent / name).stat().st_size for name in external_data_files(path))
+    file_bytes = count_file_bytes(path) if path is not None and path.is_file() else None
     return Summary(
         model=loaded.name,
         num_nodes=len(graph),

@@ -9,6 +9,7 @@ from typing import Any
 
 from quantkit.errors import InputError
 from quantkit.formats.kinds import kind_of
+from quantkit.formats.sizes import count_file_bytes
 from quantkit.runtimes import AUTO
 from quantkit.runtimes.session import SessionOptions
 
@@ -90,7 +91,7 @@ def digest(path: Path) -> tuple[str, int]:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     try:
         digests = [_digest_of_file(file) for file in files]
-        num_bytes = sum(file.stat().st_size for file in files)
+        num_bytes = count_file_bytes(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="check the permissions of the file") from None
     return digests[0] if path.is_file() else hashlib.sha256(json.dumps(digests).encode()).hexdigest(), num_bytes
