@@ -99,13 +99,13 @@ def find_candidates(
         folder: for the float model's file.
         samples: shape of each input in a sample, for inputs with dynamic sizes.
     """
-    shapes = _dynamic_shapes(conversion.graph, samples)
+    shapes = dynamic_shapes(conversion.graph, samples)
     pair = float_candidates(conversion.graph, folder, conversion.runtimes), _int8_candidates(conversion, file)
     floats, quantized = ([_with_shapes(each, shapes) for each in candidates] for candidates in pair)
     return floats, quantized
 
 
-def _dynamic_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def dynamic_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a sample for the inputs with unknown sizes other than the batch."""
     shapes = {str(edge): graph[edge.node].attrs.get("shape") for edge in graph.inputs}
     return {

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -44,6 +45,7 @@ class Commands:
         preprocessing: the preprocessing flags among them.
         is_held_out: True if the accuracy is measured on other samples than the calibration samples.
         libraries: libraries with the custom ops of the model.
+        sizes: flags for the sizes of dynamic inputs, which a benchmark without data needs.
     """
 
     model: str
@@ -54,9 +56,18 @@ class Commands:
     preprocessing: tuple[str, ...] = ()
     is_held_out: bool = False
     libraries: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: str, target: Target, options: Options, *, lacks_kernels: bool = False) -> Self:
+    def of(
+        cls,
+        model: str,
+        target: Target,
+        options: Options,
+        *,
+        lacks_kernels: bool = False,
+        shapes: Mapping[str, Sequence[int]] = {},
+    ) -> Self:
         """Return the commands after a quantization with these options.
 
         Args:
@@ -64,6 +75,7 @@ class Commands:
             target: target of the quantization.
             options: options of the caller.
             lacks_kernels: True if the model has custom ops without a kernel; a library is still to be named.
+            shapes: shape of a sample for each input with dynamic sizes.
         """
         source = cls.source
         if options.calibration is not None:
@@ -77,12 +89,14 @@ class Commands:
         is_held_out = options.held_out is not None or options.max_drop is not None
         libraries = custom_op_libraries() or (("LIBRARY",) if lacks_kernels else ())
         data = _path_text(held_out, cls.data)
-        return cls(model, output, source, data, flags, preprocessing, is_held_out, libraries)
+        texts = (f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
+        sizes = tuple(part for text in texts for part in ("--input-shape", text))
+        return cls(model, output, source, data, flags, preprocessing, is_held_out, libraries, sizes)
 
     def command(self, *arguments: str) -> str:
-        """Return a command with the libraries of custom ops."""
+        """Return a command with the libraries of custom ops, and a benchmark with the sizes of dynamic inputs."""
         flags = (part for library in self.libraries for part in ("--custom-op-library", library))
-        return shlex.join(("quantkit", *arguments, *flags))
+        return shlex.join(("quantkit", *arguments, *(self.sizes if arguments[0] == "benchmark" else ()), *flags))
 
     def quantize(self, target: str, *more: str, output: Path | None = None) -> str:
         """Return the quantize command for a target with further flags."""

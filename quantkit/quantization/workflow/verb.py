@@ -33,7 +33,7 @@ from quantkit.quantization.workflow.fast_form import exclude_slow_kernels
 from quantkit.quantization.workflow.fine_tuning import fine_tune
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
-from quantkit.quantization.workflow.latency import measure_latency
+from quantkit.quantization.workflow.latency import dynamic_shapes, measure_latency
 from quantkit.quantization.workflow.next_steps import Commands, recommend
 from quantkit.quantization.workflow.options import (
     CALIBRATION_LIMIT,
@@ -243,8 +243,9 @@ def _write_and_measure(
         if options.runs and latency.benchmark is not None:
             metadata = _write_receipt(metadata, model, conversion, report, file, options)
         report = replace(report, num_bytes=measure_size(file, conversion.quantized))
-    lacks_kernels = conversion.whole is not None
-    next_step = recommend(report, Commands.of(model.name, conversion.target, options, lacks_kernels=lacks_kernels))
+    lacks_kernels, shapes = conversion.whole is not None, dynamic_shapes(conversion.graph, samples)
+    commands = Commands.of(model.name, conversion.target, options, lacks_kernels=lacks_kernels, shapes=shapes)
+    next_step = recommend(report, commands)
     return replace(report, next_step=next_step), metadata
 
 

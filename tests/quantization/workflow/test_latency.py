@@ -12,7 +12,7 @@ from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow import latency
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
-from quantkit.quantization.workflow.latency import _dynamic_shapes, _unclear_rows
+from quantkit.quantization.workflow.latency import _unclear_rows, dynamic_shapes
 from quantkit.runtimes import REFERENCE, find_runtime
 
 
@@ -59,7 +59,7 @@ def test_the_float_model_is_converted_once_for_each_format(tmp_path: Path) -> No
 )
 def test_dynamic_inputs_have_the_shape_of_a_sample(sizes: str, shapes: dict[str, tuple[int, ...]]) -> None:
     graph = from_text(f"inputs: x\noutputs: y\nx = Placeholder[{sizes}](dtype=float)\ny = Relu(x)")
-    assert _dynamic_shapes(graph, {"x": (1, 8, 8, 3)}) == shapes
+    assert dynamic_shapes(graph, {"x": (1, 8, 8, 3)}) == shapes
 
 
 def test_the_profile_has_the_shape_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,3 +160,12 @@ def test_the_next_command_repeats_the_flags_of_this_one() -> None:
     assert "--ranges r.json" in commands_after(ranges="r.json").quantize("onnx")
     assert commands_after(weights_only=True, held_out="others").data == "others"
     assert "--calibration DATA" in commands_after(weights_only=True).quantize("onnx")
+
+
+def test_benchmark_commands_have_the_sizes_of_dynamic_inputs() -> None:
+    """Without data, a benchmark of dynamic inputs needs their sizes."""
+    shapes = {"ids": (1, 16), "mask": (1, 16)}
+    commands = Commands.of("text.onnx", find_target("onnx"), Options(output=Path("out.onnx")), shapes=shapes)
+    sizes = "--input-shape ids:1x16 --input-shape mask:1x16"
+    assert commands.benchmark("openvino", "litert") == f"quantkit benchmark text.onnx@openvino out.onnx@litert {sizes}"
+    assert sizes not in commands.compare()
