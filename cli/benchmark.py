@@ -188,7 +188,8 @@ def _run_benchmark(args: Namespace) -> int:
         _print_result(args, interrupted.benchmark)
         return INTERRUPTED
     except NotMeasuredError as error:
-        _print_result(args, error.benchmark)
+        if args.json or args.verbose or len(set(error.benchmark.failures)) > 1:  # otherwise the error states everything
+            _print_result(args, error.benchmark)
         raise
     _print_result(args, result)
     if args.html is not None:

@@ -1,4 +1,4 @@
-"""Result of a search: the recommendation, the front, the reasons of all others, and the lines that use the file."""
+"""Result of a search: the recommendation, the front, reasons against the others, and the lines that use the file."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -211,7 +211,7 @@ class Optimization:
         yield "candidates that no other one beats in latency, drop and size"
         yield from (f"  {line}" for line in align_columns([TITLES, *map(cells, self.front)], right=range(1, 6)))
         yield ""
-        yield "all others"
+        yield "why no other candidate is the best"
         yield from (f"  {name}: {reason}" for name, reason in self.reasons)
         yield from ("", "command line:", settings.command, "", "Python:", settings.python)
         if settings.native:

@@ -105,8 +105,9 @@ def test_log_contains_no_lines_of_tensorflow_but_fatal_errors() -> None:
 @pytest.mark.usefixtures("scripted")
 def test_worker_without_a_response_is_ended() -> None:
     with WorkerProcess({"SCRIPT": "sys.stdin.read()"}) as worker:
-        with pytest.raises(WorkerError, match="did not respond within 0 s"):
+        with pytest.raises(WorkerError, match="did not respond within 0 s") as caught:
             worker.ask({"do": "open"}, 0.05)
+        assert "--time-budget" in caught.value.hint
         with pytest.raises(WorkerError):
             worker.ask({"do": "open"}, 0.05)
 

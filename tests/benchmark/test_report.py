@@ -142,6 +142,13 @@ def test_first_measured_row_is_the_reference() -> None:
     assert "speed-up:" not in str(Benchmark(rows[2:]))
 
 
+def test_equal_failures_are_one_line() -> None:
+    rows = [BenchmarkRow(name, "auto", Failure("a size is unknown", "pass sizes")) for name in ("x", "y")]
+    line = "not measured: x in auto, y in auto: a size is unknown (hint: pass sizes)"
+    assert str(Benchmark((*rows, *make_benchmark().rows))).count("a size is unknown") == 1
+    assert line in str(Benchmark((*rows, *make_benchmark().rows))).splitlines()
+
+
 @pytest.mark.parametrize(("exit_codes", "exit_code"), [((4,), 4), ((4, 3), 3), ((4, 2, 3), 2)])
 @pytest.mark.parametrize("num_measured", [0, 2])
 def test_any_failure_is_an_error(num_measured: int, exit_codes: tuple[int, ...], exit_code: int) -> None:

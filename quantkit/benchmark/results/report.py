@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import inf
@@ -349,6 +349,7 @@ class Benchmark:
         lines.extend(_instability_lines(self.rows))
         for row, speedup in zip(self.rows, self.speedups, strict=True):
             lines.extend(_row_messages(row, speedup))
+        lines.extend(_failure_lines(self.rows))
         if self.reasons:
             lines.append("not faster in int8; measured time, the largest first:")
         lines.extend(f"  {reason}" for reason in self.reasons)
@@ -538,10 +539,16 @@ def format_latency(seconds: float) -> str:
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
+def _failure_lines(rows: Sequence[BenchmarkRow]) -> Iterator[str]:
+    """Yield one line for each failure, with all rows that have it."""
+    for failure in dict.fromkeys(row.outcome for row in rows if isinstance(row.outcome, Failure)):
+        names = ", ".join(_name(row) for row in rows if row.outcome == failure)
+        yield f"not measured: {names}: {failure.reason}" + (f" (hint: {failure.hint})" if failure.hint else "")
+
+
 def _row_messages(row: BenchmarkRow, speedup: Speedup | UsageError | None) -> list[str]:
     if isinstance(row.outcome, Failure):
-        hint = f" (hint: {row.outcome.hint})" if row.outcome.hint else ""
-        return [f"not measured: {row.label} in {row.runtime}: {row.outcome.reason}{hint}"]
+        return []
     lines = [f"{_name(row)}: auto skipped {skipped}" for skipped in row.outcome.context.skipped_runtimes]
     if isinstance(speedup, UsageError):
         lines.append(f"no speed-up: {_name(row)}: {speedup.message}")

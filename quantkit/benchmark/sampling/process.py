@@ -106,7 +106,8 @@ class WorkerProcess:
             ready, _, _ = select.select([source], [], [], max(0.0, deadline - monotonic()))
             if not ready:
                 self._process.kill()
-                raise WorkerError(f"the process did not respond within {timeout:.0f} s and was ended")
+                hint = "close other programs or use smaller inputs; benchmark also has --time-budget"
+                raise WorkerError(f"the process did not respond within {timeout:.0f} s and was ended", hint)
             data = os.read(source, 1 << 16)
             if not data:
                 raise self._exit_error()
