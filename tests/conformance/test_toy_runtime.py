@@ -53,7 +53,7 @@ def test_command_line_accepts_the_name() -> None:
         ("kinds", ("onxx",), ("'kinds'", "'onxx'", "onnx")),
         ("dialects", "onnx", ("'dialects'", "a tuple of 'tensorflow', 'onnx'")),
         ("native_dialect", "onxx", ("'native_dialect'", "one of the field 'dialects'")),
-        ("devices", (), ("'devices'", "('cpu',)")),
+        ("devices", (), ("'devices'", "'cpu', 'gpu' or both")),
         ("precisions", ("int8",), ("'precisions'", "float32")),
         ("open_model", None, ("'open_model'", "a function")),
         ("keeps_tensors", "no", ("'keeps_tensors'", "True or False")),

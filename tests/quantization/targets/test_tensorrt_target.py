@@ -143,7 +143,7 @@ def test_the_costs_are_those_of_the_table_of_gpus() -> None:
     graph = onnx_graph(FLOAT)
     costs = [predict_costs(graph, plan, infer_shapes(graph), names) for names in (["onnxruntime"], ["tensorrt"])]
     assert costs[0] == costs[1]
-    assert 5e-6 < costs[0].layers["conv1"].int8 < costs[0].layers["conv1"].float < 6e-6
+    assert 5e-6 < costs[0].kernels["conv1"].int8 < costs[0].kernels["conv1"].float < 6e-6
 
 
 @pytest.mark.engine
