@@ -17,12 +17,12 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
 from quantkit.model.endpoints import (
-    SCORES_HINT,
     SIZES_HINT,
     TOKENS_HINT,
     choose_endpoints,
     choose_image_endpoints,
     choose_score_output,
+    scores_hint,
     takes_encoded_images,
 )
 from quantkit.runtimes import AUTO, open_session, runtimes
@@ -89,7 +89,7 @@ class OpenedModel:
                 raise UsageError(
                     f"output {result!r} of {self.name} has shape {shape} for {count} samples, not a score "
                     "for each class",
-                    hint=TOKENS_HINT if has_tokens and outputs.ndim == 3 else SCORES_HINT,
+                    hint=TOKENS_HINT if has_tokens and outputs.ndim == 3 else scores_hint(),
                 )
             rows.append(outputs.reshape(count, -1)[: len(part)].astype(np.float64))
             if rows[-1].shape[1] != rows[0].shape[1]:
@@ -211,7 +211,8 @@ def _select_output(session: Session, input_layer: str, output_layer: str, *, has
     vectors = [info for info in session.outputs if len(dims := info.shape.dims or ()) == 2 and dims[1] != 1]
     candidates = [info for info in session.outputs if info.name == output_layer] or vectors
     if len(candidates) > 1 or not candidates:
-        raise UsageError(f"the model has {len(names)} outputs ({', '.join(names)})", hint=SCORES_HINT)
+        hint = scores_hint((info.name, info.shape) for info in vectors)
+        raise UsageError(f"the model has {len(names)} outputs ({', '.join(names)})", hint=hint)
 
     def compute(arrays: list[Array]) -> list[Array]:
         feeds = {info.name: array for info, array in zip(session.inputs, arrays, strict=True)}

@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 
 _EVALUATE = "quantkit evaluate FILE --data DATA --reference MODEL --task"
 _TASK_HINT = (
-    "compare all outputs, boxes with --task detection, logits of tokens with --task text or language, "
+    "compare all outputs: boxes with --task detection, logits of tokens with --task text or language, "
     "other values with --task regression: "
 )
 SIZES_HINT = (
     f"compare outputs of any size, boxes with --task detection, other values with --task text: {_EVALUATE} text"
 )
 TOKENS_HINT = f"{_TASK_HINT}{_EVALUATE} language"
-SCORES_HINT = f"name the output with the class scores with --output-layer, or {_TASK_HINT}{_EVALUATE} regression"
 PLACEHOLDER_OPS = frozenset({"Placeholder", "PlaceholderWithDefault"})
+
+
+def scores_hint(vectors: Iterable[tuple[str, Shape]] = ()) -> str:
+    """Return the hint for a model without a known output with class scores; its example is the longest vector."""
+    name, _ = max(vectors, key=lambda each: (each[1].dims or (0,))[-1] or 0, default=("NAME", UNKNOWN))
+    scores = f"name the output with the class scores, for example --output-layer {name}"
+    return f"{scores}, or {_TASK_HINT}{_EVALUATE} regression"
 
 
 def find_endpoints(graph: Graph, cards: "Iterable[ModelCard]") -> Graph:
@@ -150,7 +156,7 @@ def choose_score_output(graph: Graph, card: "ModelCard | None", cards: "Iterable
     names = ", ".join(str(edge) for edge in edges[:5])
     raise UsageError(
         f"the graph has {len(edges)} outputs ({names}{', ...' if len(edges) > 5 else ''})",
-        hint=SCORES_HINT,
+        hint=scores_hint((str(edge), shapes.get(edge, UNKNOWN)) for edge in softmax or vectors),
     )
 
 

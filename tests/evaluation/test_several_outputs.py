@@ -49,7 +49,7 @@ def top1(folder: Path, name: str, **options: str) -> float:
 def test_evaluate_requires_the_output_and_uses_it(name: str, folder: Path) -> None:
     with pytest.raises(UsageError, match=r"2 outputs \(box, cls\)") as caught:
         qk.evaluate(folder / name, folder / "d.npz")
-    assert "--output-layer" in caught.value.hint
+    assert "--output-layer cls," in caught.value.hint
     assert top1(folder, name, output_layer="cls") == 1
     assert top1(folder, name, output_layer="box") < 0.6
     with pytest.raises(UsageError):

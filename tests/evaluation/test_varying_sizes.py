@@ -16,7 +16,7 @@ from quantkit.errors import UsageError
 from quantkit.evaluation.output_rows import find_whole_outputs
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.ir.tensor import Array
-from quantkit.model.endpoints import SCORES_HINT, SIZES_HINT
+from quantkit.model.endpoints import SIZES_HINT, scores_hint
 from quantkit.runtimes import open_session
 
 pytestmark = pytest.mark.engine
@@ -227,7 +227,7 @@ def run_hint(hint: str, model: Path, data: Any) -> int:
     return main([arguments.get(argument, argument) for argument in command])
 
 
-@pytest.mark.parametrize("text", [SCORES_HINT, SIZES_HINT])
+@pytest.mark.parametrize("text", [scores_hint(), SIZES_HINT])
 def test_hints_end_with_a_command_that_works(text: str, tmp_path: Path) -> None:
     path = write("lists", tmp_path)
     np.savez(tmp_path / "x.npz", x=IMAGES[:2])
