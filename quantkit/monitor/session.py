@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import join
 from time import monotonic
 from typing import Any
 
@@ -65,8 +66,10 @@ def monitor_job(
             proof, reason = session.prove(run, command, folder, pipeline)
             if find_bottleneck(run.facts, proof).kind == COMPUTE_BOUND and run.facts.counters.missing:
                 memory = probe_memory(lambda: session.run(command, folder / "memory", ""))
+    verdict = find_bottleneck(run.facts, proof, memory)
+    advice = verdict.advice.replace("-- COMMAND", f"-- {join(command)}") if command else verdict.advice
     return Monitoring(
-        verdict=find_bottleneck(run.facts, proof, memory),
+        verdict=replace(verdict, advice=advice),
         facts=run.facts,
         samples=tuple(run.samples),
         seconds=run.seconds,

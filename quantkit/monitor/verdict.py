@@ -239,12 +239,13 @@ def _input_cause(facts: JobFacts, fraction: float) -> tuple[str, str]:
     if calls and not calls.is_overlapped and calls.compute and fraction < LONGER_PART:
         return (
             "no prefetch",
-            "prepare the next batch during the step: prefetch(1), DataLoader(num_workers=1), a queue and a thread",
+            "prepare the next batch during the step: prefetch(1), DataLoader(num_workers=1), a queue and a thread; "
+            "quantkit data optimize finds the options of a tf.data pipeline",
         )
     return (
         "one-thread input",
         "prepare batches in parallel: map(num_parallel_calls=AUTOTUNE), PyDataset or DataLoader with workers, "
-        "in plain Python multiprocessing.Pool.imap",
+        "in plain Python multiprocessing.Pool.imap; quantkit data optimize finds the options of a tf.data pipeline",
     )
 
 

@@ -15,10 +15,12 @@ import pytest
 
 import quantkit as qk
 from quantkit.distribution import install_command
+from quantkit.monitor import session
 from quantkit.monitor.job import job_environment
 from quantkit.monitor.pipeline import KERAS_FIT
 from quantkit.monitor.report import Monitoring
 from quantkit.monitor.steps import read_steps
+from quantkit.monitor.verdict import COMPUTE_BOUND, Verdict
 
 psutil = pytest.importorskip("psutil", reason="pip install psutil")
 
@@ -331,3 +333,10 @@ except KeyboardInterrupt:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
     assert "exit code 5" in output
+
+
+def test_advice_has_the_command_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = Verdict(COMPUTE_BOUND, "one thread", "", "quantkit monitor --prove -- COMMAND")
+    monkeypatch.setattr(session, "find_bottleneck", lambda *arguments: verdict)
+    result = qk.monitor(["sh", "-c", "sleep 0.1"])
+    assert result.verdict.advice == "quantkit monitor --prove -- sh -c 'sleep 0.1'"
