@@ -134,8 +134,7 @@ class OptimizationResult:
             lines += [change for change in changes if " divided before " in change]
         lines += ["", *python_lines(self.graph)]
         if self.output is not None:
-            state = "unchanged" if self.gain is None else "optimized"
-            lines += ["", f"{os.fspath(self.output)}: quantkit.data.load_dataset reads the {state} dataset"]
+            lines += ["", f"{os.fspath(self.output)}: quantkit.data.load_dataset reads the dataset"]
         return lines
 
     def to_json(self) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def test_broken_and_empty_pipelines(tmp_path: Path) -> None:
     empty = tf.data.Dataset.range(0)
     report = str(qk.data.optimize(empty, output=tmp_path / "dataset.pb"))
     assert "the pipeline stays unchanged: the pipeline has no elements" in report
-    assert "dataset.pb: quantkit.data.load_dataset reads the unchanged dataset" in report
+    assert "dataset.pb: quantkit.data.load_dataset reads the dataset" in report
     with pytest.raises(InputError, match="the pipeline has no elements"):
         qk.data.profile(empty)
 

@@ -190,9 +190,9 @@ def recommend_for_doubts(report: QuantizationReport, commands: Commands) -> Next
     """Return the command that shows whether the float model works, for a model whose own outputs are doubtful."""
     is_assumed = isinstance(report.preprocessing, Preprocessing) and report.preprocessing.origin is Origin.ASSUMED
     if is_assumed:
-        reason = "state the preprocessing of the model, for example values from 0 to 1"
+        reason = f"{report.accuracy.doubts[0]}; state the preprocessing of the model, for example values from 0 to 1"
         return NextStep(reason, commands.quantize(report.target, "--input-mean", "0", "--input-std", "255"))
-    return NextStep("check the float model first", commands.evaluate_float())
+    return NextStep(f"{report.accuracy.doubts[0]}: check the float model first", commands.evaluate_float())
 
 
 def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextStep | None:

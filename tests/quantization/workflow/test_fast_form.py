@@ -10,6 +10,7 @@ import quantkit as qk
 from quantkit.benchmark.profiling import ModelProfile, ProfileRow
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.errors import UnavailableError
+from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import COST
 from quantkit.quantization.report import Latency
 from quantkit.quantization.workflow import fast_form, verb
@@ -66,6 +67,8 @@ def no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
 def use(monkeypatch: pytest.MonkeyPatch, slow: Sequence[str], speedup: float) -> Machine:
     machine = Machine(slow, speedup)
     monkeypatch.setattr(fast_form, "profile_alternately", machine.profile)
+    # Only times decide here: the losses are those of a few random images.
+    monkeypatch.setattr(policy, "MAX_FASTER_LOSS", 100.0)
     return machine
 
 

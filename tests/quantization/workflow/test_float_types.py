@@ -122,8 +122,8 @@ def test_mixed_precision_is_quantized_from_the_float32_weights(target: str, suff
     if target == "onnx":
         scale = np.abs(weights).max((0, 1, 2)) / 127
         scales = [node.value.array for node in constants_of(qk.load(output).graph) if node.value.shape == (8,)]
-        # Limited pairs of weights make scales larger, at most twice.
-        assert any(((values > 0.999 * scale) & (values < 2 * scale)).all() for values in scales)
+        # Limited pairs of weights make scales larger: instead of 127 levels, a weight has 63 or more.
+        assert any(((values > 0.999 * scale) & (values <= 127 / 63 * scale)).all() for values in scales)
 
 
 def test_bfloat16_endpoints_are_refused_with_the_reason() -> None:
