@@ -60,7 +60,7 @@ class Fact(Flag):
     HIDING = auto()
     # The output approaches a limit: small and large inputs give nearly equal outputs.
     SATURATING = auto()
-    # The output turns small errors of small values into large ones.
+    # Small errors of small inputs become large errors of the output.
     AMPLIFYING = auto()
     # NaN gives the same output in all runtimes.
     EXACT_NAN = auto()
