@@ -10,6 +10,7 @@ A plugin that cannot be loaded, or whose name is taken, is skipped with a reason
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -152,17 +153,25 @@ def is_texts(value: Any, allowed: Iterable[str] | None = None) -> bool:
     return allowed is None or set(value) <= set(allowed)
 
 
-def check_fields(value: object, rules: Mapping[str, tuple[str, Callable[[Any], bool]]]) -> None:
-    """Check the fields of an object.
+# Description of the allowed values of a field, and a function that returns True for them.
+FieldRule = tuple[str, Callable[[Any], bool]]
+BOOLEAN: FieldRule = ("True or False", lambda value: isinstance(value, bool))
+FUNCTION: FieldRule = ("a function", callable)
+TITLE: FieldRule = ("a noun phrase", is_text)
+
+
+def check_fields(value: object, rules: Mapping[str, FieldRule]) -> None:
+    """Check the fields of an object; those of a dataclass with the type bool need no rule.
 
     Args:
         value: object of a plugin.
-        rules: description of the allowed values of each field, and a function that returns True for them.
+        rules: rule by name of the field.
 
     Raises:
         UsageError: a field is missing, or its value is not allowed; the message names the field and the allowed values.
     """
-    for name, (allowed, is_allowed) in rules.items():
+    booleans = {each.name: BOOLEAN for each in fields(value) if each.type is bool} if is_dataclass(value) else {}
+    for name, (allowed, is_allowed) in (booleans | dict(rules)).items():
         if not hasattr(value, name):
             raise UsageError(f"the field {name!r} is missing; the allowed value is {allowed}")
         field = getattr(value, name)

@@ -21,7 +21,7 @@ import numpy as np
 from quantkit.errors import UsageError
 from quantkit.evaluation.detection import Outputs, score_detection
 from quantkit.ir.tensor import Array
-from quantkit.registry import Registry, check_fields, is_text
+from quantkit.registry import FUNCTION, TITLE, Registry, check_fields
 
 # Function of the outputs of the float model and of the other model, (n, ...) by name, for one run.
 Score = Callable[[Outputs, Outputs], float]
@@ -198,16 +198,7 @@ def check_task(task: TaskMetric) -> None:
     Raises:
         UsageError: a field has a value that is not allowed.
     """
-    boolean = ("True or False", lambda value: isinstance(value, bool))
-    check_fields(
-        task,
-        {
-            "metric": ("a noun phrase", is_text),
-            "score": ("a function", callable),
-            "takes_inputs": boolean,
-            "takes_any_size": boolean,
-        },
-    )
+    check_fields(task, {"metric": TITLE, "score": FUNCTION})
 
 
 _BUILT_IN = (

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from quantkit.cores import cpu_flags, restricted_threads
 from quantkit.errors import UnavailableError, UsageError
 from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.ir.graph import Graph
-from quantkit.registry import check_fields, is_text, is_texts
+from quantkit.registry import FUNCTION, TITLE, check_fields, is_text, is_texts
 from quantkit.runtimes.availability import Availability, require
 from quantkit.runtimes.fixed_sizes import explainer
 from quantkit.runtimes.function_session import FunctionSession
@@ -197,17 +197,14 @@ def check_runtime(runtime: Runtime) -> None:
     Raises:
         UsageError: a field has a value that is not allowed; the message names the field and the allowed values.
     """
-    boolean = ("True or False", lambda value: isinstance(value, bool))
-    function = ("a function", callable)
     dialects = ", ".join(map(repr, _DIALECTS))
     check_fields(
         runtime,
         {
-            **{each.name: boolean for each in fields(Runtime) if each.type is bool},
             "name": ("a text without '@' and not 'auto'", _is_name),
-            "title": ("a noun phrase", is_text),
-            "available": function,
-            "open_model": function,
+            "title": TITLE,
+            "available": FUNCTION,
+            "open_model": FUNCTION,
             "find_int8_nodes": ("a function or None", lambda value: value is None or callable(value)),
             "kinds": (f"a tuple of {', '.join(KINDS)}", lambda value: is_texts(value, KINDS)),
             "dialects": (f"a tuple of {dialects}", lambda value: is_texts(value, _DIALECTS)),
@@ -223,10 +220,10 @@ def check_runtime(runtime: Runtime) -> None:
             ),
             "native_options": ("a function or None", lambda value: value is None or callable(value)),
             "op_domains": ("a tuple of texts", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
-            "has_custom_op": function,
+            "has_custom_op": FUNCTION,
             "weight_copies": ("an integer", lambda value: isinstance(value, int)),
-            "describe_build": function,
-            "describe_telemetry": function,
+            "describe_build": FUNCTION,
+            "describe_telemetry": FUNCTION,
             "package": ("a text", lambda value: isinstance(value, str)),
             "variables": (
                 "a mapping of texts to texts",

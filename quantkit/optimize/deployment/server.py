@@ -7,7 +7,7 @@ from pathlib import Path
 from quantkit.errors import UsageError
 from quantkit.formats.kinds import KINDS, kind_of
 from quantkit.optimize.deployment.served_model import Deployment, ServedModel
-from quantkit.registry import check_fields, is_text
+from quantkit.registry import FUNCTION, TITLE, check_fields
 from quantkit.runtimes import find_runtime
 
 
@@ -68,13 +68,12 @@ def check_server(server: Server) -> None:
     Raises:
         UsageError: a field has a value that is not allowed; the message names the field and the allowed values.
     """
-    function = ("a function", callable)
     check_fields(
         server,
         {
-            "title": ("a noun phrase", is_text),
+            "title": TITLE,
             "files": ("a mapping of runtimes to mappings", lambda value: isinstance(value, Mapping)),
-            "write": function,
-            "start": function,
+            "write": FUNCTION,
+            "start": FUNCTION,
         },
     )

@@ -8,7 +8,7 @@ from quantkit.errors import QuantkitError, UsageError
 from quantkit.quantization.scheme import Scheme, parse_field
 from quantkit.quantization.targets.base import BFLOAT16, DIALECTS, FLOAT, Target
 from quantkit.recipes import parse
-from quantkit.registry import check_fields, is_text, is_texts
+from quantkit.registry import BOOLEAN, TITLE, check_fields, is_text, is_texts
 from quantkit.runtimes import runtimes
 
 _PRECISIONS = (FLOAT, BFLOAT16)
@@ -23,35 +23,34 @@ def check_definition(target: Target) -> None:
     """
     scheme_fields = [field.name for field in fields(Scheme) if field.name != "target"]
     names = ", ".join(scheme_fields)
-    boolean = ("True or False", lambda value: isinstance(value, bool))
     text = ("a text", lambda value: isinstance(value, str))
     check_fields(
         target,
         {
             "name": ("a Python identifier", lambda value: value.isidentifier()),
-            "title": ("a noun phrase", is_text),
+            "title": TITLE,
             "dialect": (" or ".join(map(repr, DIALECTS)), lambda value: value in DIALECTS),
             "suffixes": ("a tuple of lower-case suffixes such as ('.onnx',)", _are_suffixes),
-            "writes_folders": boolean,
+            "writes_folders": BOOLEAN,
             "runtimes": (
                 f"a tuple of at least one of {', '.join(runtimes())}",
                 lambda value: bool(value) and is_texts(value, runtimes()),
             ),
-            "keeps_endpoints": boolean,
+            "keeps_endpoints": BOOLEAN,
             "defaults": (f"a mapping with keys of {names}", lambda value: isinstance(value, Mapping)),
             "fixed": (f"a tuple of {names}", lambda value: is_texts(value, scheme_fields)),
-            "can_split_patterns": boolean,
-            "has_classic_sums": boolean,
+            "can_split_patterns": BOOLEAN,
+            "has_classic_sums": BOOLEAN,
             "layer_recipe": ("a transforms string", is_text),
             "rewrite_recipe": ("a transforms string", is_text),
-            "multiplies_u8_by_s8": boolean,
-            "has_host_check": boolean,
+            "multiplies_u8_by_s8": BOOLEAN,
+            "has_host_check": BOOLEAN,
             "fallback_precisions": (
                 f"a tuple of {FLOAT!r} and optionally {BFLOAT16!r}, {FLOAT!r} first",
                 lambda value: is_texts(value, _PRECISIONS) and value[:1] == (FLOAT,),
             ),
-            "runs_bfloat16": boolean,
-            "runs_float16": boolean,
+            "runs_bfloat16": BOOLEAN,
+            "runs_float16": BOOLEAN,
             "thread_advice": ("a text with no fields but {cores} and {runtimes}", _is_thread_advice),
             "weights_only_arithmetic": text,
             "slow_reason": text,
