@@ -12,13 +12,18 @@ from quantkit.ir.tensor import Tensor
 
 def count_file_bytes(path: Path) -> int:
     """Return the size of a model file or folder in bytes, with the files of weights that belong to an ONNX file."""
+    return sum(file.stat().st_size for file in find_files(path))
+
+
+def find_files(path: Path) -> list[Path]:
+    """Return a model file, and the files of weights that belong to it; of a folder, all files sorted by name."""
     if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return sorted(file for file in path.rglob("*") if file.is_file())
     try:
         names = external_data_files(path) if path.suffix == ".onnx" else ()
     except InputError:  # a broken file, which the runtime reports
         names = ()
-    return sum(file.stat().st_size for file in (path, *(path.parent / name for name in names)))
+    return [path, *(path.parent / name for name in names)]
 
 
 def measure_size(path: Path | None, graph: Graph) -> int:

@@ -10,7 +10,7 @@ from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sweep.state import HINT, TRIAL, MeasuredTrial, find_trial, read_state, write_state
 from quantkit.errors import UsageError
 from quantkit.formats.documents import check_structure
-from quantkit.formats.files import external_data_files
+from quantkit.formats.sizes import count_file_bytes
 from quantkit.optimize.drop import Drop
 from quantkit.runtimes.session import SessionOptions
 
@@ -40,8 +40,7 @@ class Form:
     @property
     def num_bytes(self) -> int:
         """Size of the file, with the files of its external data."""
-        others = external_data_files(self.path) if self.path.suffix == ".onnx" else ()
-        return sum(file.stat().st_size for file in (self.path, *(self.path.parent / name for name in others)))
+        return count_file_bytes(self.path)
 
     def candidates(self, precisions: Iterable[str] = ("float32",)) -> list[Candidate]:
         """Return the file in each of its runtimes, with each arithmetic.

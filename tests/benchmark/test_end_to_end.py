@@ -11,7 +11,7 @@ from quantkit import formats
 from quantkit.benchmark import benchmark
 from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.speedup import Speedup
-from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.candidate import Candidate, Settings, digest
 from quantkit.benchmark.sampling.end_to_end import PARTS
 from quantkit.benchmark.sampling.worker import serve
 from quantkit.errors import QuantkitError, UsageError
@@ -93,3 +93,17 @@ def test_end_to_end_calls_are_not_compared_with_the_model_alone() -> None:
     model = make_measurement([0.01] * 20, 5, 5)
     with pytest.raises(UsageError, match="end-to-end"):
         Speedup.of(model, replace(model, context=replace(model.context, is_end_to_end=True)))
+
+
+def test_the_digest_of_a_model_covers_weights_in_another_file(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from exported_models import write_exports
+
+    write_exports(tmp_path)
+    model, weights = tmp_path / "classifier.dynamo.onnx", tmp_path / "classifier.dynamo.onnx.data"
+    before, num_bytes = digest(model)
+    assert num_bytes == model.stat().st_size + weights.stat().st_size
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert digest(model)[0] != before

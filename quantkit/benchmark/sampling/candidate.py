@@ -9,7 +9,7 @@ from typing import Any
 
 from quantkit.errors import InputError
 from quantkit.formats.kinds import kind_of
-from quantkit.formats.sizes import count_file_bytes
+from quantkit.formats.sizes import count_file_bytes, find_files
 from quantkit.runtimes import AUTO
 from quantkit.runtimes.session import SessionOptions
 
@@ -82,19 +82,21 @@ class Candidate:
 
 
 def digest(path: Path) -> tuple[str, int]:
-    """Return SHA-256 and size of a model; that of a folder is the digest of its files' digests, sorted by name.
+    """Return SHA-256 and size of a model; that of several files is the digest of their digests.
+
+    The files are those of a folder, sorted by name, or an ONNX file and those of its weights.
 
     Raises:
         InputError: the file is missing, empty, unreadable, or not a model.
     """
     kind_of(path)
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     try:
-        digests = [_digest_of_file(file) for file in files]
+        digests = [_digest_of_file(file) for file in find_files(path)]
         num_bytes = count_file_bytes(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="check the permissions of the file") from None
-    return digests[0] if path.is_file() else hashlib.sha256(json.dumps(digests).encode()).hexdigest(), num_bytes
+    is_single = path.is_file() and len(digests) == 1
+    return digests[0] if is_single else hashlib.sha256(json.dumps(digests).encode()).hexdigest(), num_bytes
 
 
 def _digest_of_file(path: Path) -> str:
