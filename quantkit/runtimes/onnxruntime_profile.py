@@ -3,6 +3,7 @@
 import json
 import re
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -78,7 +79,11 @@ def read_trace(events: Iterable[Event], graph: Graph, optimized: Graph) -> OpTra
     runs = [event for event in events if event["name"] == "model_run"]
     # Nodes of loop bodies and branches run inside the time of their loop or branch.
     ops = [event for event in events if event.get("cat") == "Node" and _op_name(event) in executed]
-    by_run = [[event for event in ops if _span(run).start <= _span(event).start < _span(run).end] for run in runs]
+    ops.sort(key=_start)
+    by_run = [
+        ops[bisect_left(ops, _span(run).start, key=_start) : bisect_left(ops, _span(run).end, key=_start)]
+        for run in runs
+    ]
     seconds = seconds_by_run(
         zip(map(_op_name, run), exclusive_seconds(list(map(_span, run))), strict=True) for run in by_run
     )
@@ -151,6 +156,10 @@ def source_name(name: str) -> str:
 def _op_name(event: Event) -> str:
     name = str(event["name"])
     return name.removesuffix(_EVENT_SUFFIX) if name.endswith(_EVENT_SUFFIX) else ""
+
+
+def _start(event: Event) -> float:
+    return _span(event).start
 
 
 def _span(event: Event) -> Span:

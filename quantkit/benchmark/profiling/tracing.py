@@ -53,7 +53,7 @@ def trace_alternately(
         rounds: number of repetitions.
         seconds: time limit of each repetition of a model.
 
-    Rerepetitions:
+    Returns:
         The calls of each repetition, for each model.
 
     Raises:

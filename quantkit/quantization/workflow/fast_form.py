@@ -2,12 +2,13 @@
 
     alternating profiles  ->  times of the kernels and boundaries  ->  minimum cut  ->  profiles of the cut
 
-A predicted choice of float layers counts only if its file is measured to be faster. The form for several runtimes
+One profile shows whether float layers can save time at all: further ones are made only then. A predicted choice of
+float layers counts only if its file is measured to be faster. The form for several runtimes
 minimizes over all of them. Without a measurement, no layer is float for its time alone, except by the table of costs:
 the files are then the same on every machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
@@ -41,7 +42,12 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     try:
         with temporary_folder() as folder:
-            return _FastForm(conversion, folder, samples).choose(trials, options)
+            form = _FastForm(conversion, folder, samples)
+            for rounds in (1, policy.PROFILE_ROUNDS):
+                form.profile(rounds)
+                if next(form.find_alternatives(), None) is None:
+                    return conversion
+            return form.choose(trials, options)
     except QuantkitError as error:
         options.on_message(f"the time of the layers is not measured: {error.message}")
         return conversion
@@ -53,47 +59,64 @@ class _FastForm:
     Attributes:
         conversion: conversion with all kernels in int8.
         folder: for the files of the models.
-        samples: shape of each input in a sample.
-        costs: measured times of the kernels and boundaries, the mean over the runtimes.
+        table: predicted times of the kernels and boundaries.
+        costs: measured times of the kernels and boundaries, the mean over the runtimes; those of the table at first.
         latency: mean latency of the conversion in the runtimes, in seconds.
     """
 
     def __init__(self, conversion: Conversion, folder: Path, samples: Mapping[str, tuple[int, ...]]) -> None:
-        """Profile the float model and the conversion.
+        """Write the conversion.
 
         Raises:
-            UnavailableError: a runtime does not run a model, or does not measure the time of ops.
+            UnavailableError: no runtime of the conversion is installed.
         """
-        self.conversion, self.folder, self.samples = conversion, folder, samples
+        self.conversion, self.folder = conversion, folder
         file = self._write(conversion, "int8")
         floats, quantized = find_candidates(conversion, file, folder, samples)
         self.quantized = {each.settings.runtime: each for each in quantized}
         self.floats = [each for each in floats if each.settings.runtime in self.quantized]
-        graph, plan = conversion.graph, conversion.plan
-        self.shapes = infer_sample_shapes(graph, samples)
-        table = predict_costs(graph, plan, self.shapes, conversion.runtimes)
+        if not self.floats:
+            raise UnavailableError("no runtime opens the float and the int8 model", hint="quantkit doctor lists them")
+        shapes = infer_sample_shapes(conversion.graph, samples)
+        self.table = predict_costs(conversion.graph, conversion.plan, shapes, conversion.runtimes)
+        self.costs, self.latency = self.table, 0.0
+
+    def profile(self, rounds: int) -> None:
+        """Measure the costs and the latency by profiles of the float model and the conversion.
+
+        Args:
+            rounds: number of profiles of each.
+
+        Raises:
+            UnavailableError: a runtime does not run a model, or does not measure the time of ops.
+        """
+        graph, plan = self.conversion.graph, self.conversion.plan
         models, latencies = [], []
         for each in self.floats:
             pair = (each, self.quantized[each.settings.runtime])
-            before, after = profile_alternately(pair, policy.PROFILE_ROUNDS, policy.PROFILE_SECONDS)
-            models.append(measure_costs(graph, plan, table, before, after))
+            before, after = profile_alternately(pair, rounds, policy.PROFILE_SECONDS)
+            models.append(measure_costs(graph, plan, self.table, before, after))
             latencies.append(median(profile.untraced_seconds for profile in after))
-        if not models:
-            raise UnavailableError("no runtime opens the float and the int8 model", hint="quantkit doctor lists them")
         self.costs, self.latency = CostModel.mean(models), fmean(latencies)
 
-    def choose(self, trials: Trials, options: Options) -> Conversion:
-        """Return the conversion, or the first choice of float kernels that is measured to be faster."""
-        tried = set[frozenset[str]]()
+    def find_alternatives(self) -> Iterator[tuple[frozenset[str], Conversion]]:
+        """Yield the choices of float kernels that save enough time by the costs, with their conversions."""
+        choices = set[frozenset[str]]()
         for factor in policy.BOUNDARY_FACTORS:
             boundaries = {edge: factor * seconds for edge, seconds in self.costs.boundaries.items()}
             cut = TimeCut(self.conversion.graph, self.conversion.plan, replace(self.costs, boundaries=boundaries))
             choice = cut.choose()
             saved = cut.seconds(frozenset()) - cut.seconds(choice)
-            alternative = self._exclude(choice)
-            if choice in tried or saved < policy.MIN_SAVED * self.latency or not alternative.plan.patterns:
+            if choice in choices or saved < policy.MIN_SAVED * self.latency:
                 continue
-            tried.add(choice)
+            choices.add(choice)
+            alternative = self._exclude(choice)
+            if alternative.plan.patterns:
+                yield choice, alternative
+
+    def choose(self, trials: Trials, options: Options) -> Conversion:
+        """Return the conversion, or the first alternative that is measured to be faster."""
+        for choice, alternative in self.find_alternatives():
             if not trials.is_better(alternative, self.conversion, policy.MAX_FASTER_LOSS):
                 continue
             ratios = self._measure(alternative)
