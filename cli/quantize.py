@@ -164,7 +164,7 @@ def _add_search(parser: ArgumentParser) -> None:
         "--float-parts",
         choices=FLOAT_PARTS,
         default=ORIGINAL,
-        help="type of the ops of float16 models that stay float (default: original)",
+        help="type of the ops that stay float; float16 requires --target tensorrt (default: original)",
     )
     parser.add_argument(
         "--time-budget",

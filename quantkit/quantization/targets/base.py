@@ -51,6 +51,7 @@ class Target(ABC):
         fallback_precisions: precisions that float fallbacks can be stored in.
         runs_bfloat16: True if a runtime computes float ops in bfloat16 where the processor can.
         runs_float16: True if all runtimes compute float ops of float16 graphs.
+        writes_float16: True if float ops may be converted to float16 in the file.
         thread_advice: thread settings to use; ``{cores}`` stands for the number of cores,
             ``{runtimes}`` for the titles of `runtimes`.
         weights_only_arithmetic: arithmetic of a model whose weights alone are quantized.
@@ -81,6 +82,7 @@ class Target(ABC):
     fallback_precisions: tuple[str, ...] = (FLOAT,)
     runs_bfloat16: bool = False
     runs_float16: bool = False
+    writes_float16: bool = False
     thread_advice: str = "keep the default thread settings of {runtimes}"
     weights_only_arithmetic: str = "all arithmetic is in float"
     bias_spec: Spec | None = None
@@ -201,6 +203,15 @@ class Target(ABC):
         Raises:
             UnavailableError: a package is not installed; the hint is the command that installs it.
         """
+
+    def edge_formats(self, graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
+        """Return the number format of each quantized edge, which may depend on its consumers.
+
+        Args:
+            graph: float graph.
+            plan: plan of ``graph`` with the number formats of the scheme.
+        """
+        return plan.activations
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
         """Return the quantization parameters of each edge that `convert` quantizes.

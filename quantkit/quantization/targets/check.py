@@ -51,6 +51,7 @@ def check_definition(target: Target) -> None:
             ),
             "runs_bfloat16": BOOLEAN,
             "runs_float16": BOOLEAN,
+            "writes_float16": BOOLEAN,
             "thread_advice": ("a text with no fields but {cores} and {runtimes}", _is_thread_advice),
             "weights_only_arithmetic": text,
             "slow_reason": text,

@@ -19,7 +19,7 @@ from quantkit.quantization.workflow.lossy_layers import (
 from quantkit.quantization.workflow.observer_choice import choose_bias_correction, choose_observer, choose_scales
 from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
-from quantkit.quantization.workflow.preparation import keeps_float16, prepare_float_graph
+from quantkit.quantization.workflow.preparation import find_float_parts, prepare_float_graph
 from quantkit.quantization.workflow.trials import Trials
 
 # Custom ops that a message names.
@@ -75,10 +75,10 @@ def calibrate_model(
         check_plan(graph, plan)
     ranges, reference = compute_ranges(model, graph, plan, data, options, trained)
     trials = Trials(reference, options)
-    has_float16 = keeps_float16(model, options, scheme)
+    parts = find_float_parts(model, options, scheme)
     rest = None if graph is whole else whole
     conversion = Conversion(
-        graph, plan, ranges, options.fallback, source=source_graph, keeps_float16=has_float16, whole=rest, trace=trace
+        graph, plan, ranges, options.fallback, source=source_graph, float_parts=parts, whole=rest, trace=trace
     ).with_kernels()
     for choose in CHOICES if not trained else ():
         if trials.is_possible:

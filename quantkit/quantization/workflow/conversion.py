@@ -19,6 +19,7 @@ from quantkit.quantization.precision.decision import ACCURACY, FLOAT, KERNEL, De
 from quantkit.quantization.targets import Target, find_target
 from quantkit.quantization.workflow.custom_ops import join_custom_ops
 from quantkit.quantization.workflow.host import count_cores
+from quantkit.quantization.workflow.options import FLOAT16, FLOAT32, ORIGINAL
 from quantkit.recipes.trace import Trace
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
@@ -39,7 +40,7 @@ class Conversion:
         fallback_layers: layers that the accuracy search excludes from quantization.
         source: graph of the float model, whose inputs and outputs may have names of dimensions; None without names.
         float_graph: float graph before a fine-tuning, with the constants of layers that stay float; None without one.
-        keeps_float16: True if float16 ops of ``source`` that are not quantized stay float16.
+        float_parts: type of the ops that are not quantized: that of ``source``, ``float32`` or ``float16``.
         whole: float graph with custom ops after ``graph``; None without custom ops.
         trace: record of the recipe that prepared ``graph``; None without one.
     """
@@ -51,7 +52,7 @@ class Conversion:
     fallback_layers: frozenset[str] = frozenset()
     source: Graph | None = None
     float_graph: Graph | None = None
-    keeps_float16: bool = False
+    float_parts: str = FLOAT32
     whole: Graph | None = None
     trace: Trace | None = None
 
@@ -136,7 +137,9 @@ class Conversion:
         quantized = convert(self.graph, self.plan, self.ranges)
         if self.source is not None and quantized.dialect == onnx.DIALECT:
             quantized = onnx.with_dimension_names(quantized, self.source)
-        if self.source is not None and self.keeps_float16:
+        if self.float_parts == FLOAT16:
+            return convert_precision(quantized, to=FLOAT16, weights_only=False)
+        if self.source is not None and self.float_parts == ORIGINAL:
             int8_nodes = {*self.plan.pattern_of, *self.plan.pass_through}
             quantized = restore_half(quantized, self.source, quantized.nodes.keys() - int8_nodes)
         if self.fallback_precision == FLOAT or not self.fallback_layers:

@@ -51,7 +51,7 @@ DEFAULT_TARGET = "onnx"
 CALIBRATION_LIMIT = 100
 TIME_BUDGET = 600.0
 FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)
-FLOAT_PARTS = (ORIGINAL, FLOAT32) = ("original", "float32")
+FLOAT_PARTS = (ORIGINAL, FLOAT32, FLOAT16) = ("original", "float32", "float16")
 # Arguments of each check; those without a default value are optional.
 _CHECKS: Mapping[Callable[..., None], tuple[str, ...]] = {
     require_positive: ("limit",),
@@ -170,6 +170,12 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
     if options.float_parts not in FLOAT_PARTS:
         raise UsageError(
             f"{options.float_parts!r} is not a type of float parts", hint=f"use {' or '.join(FLOAT_PARTS)}"
+        )
+    if options.float_parts == FLOAT16 and not target.writes_float16:
+        others = [other.name for other in targets().values() if other.writes_float16]
+        raise UsageError(
+            f"--float-parts float16 requires --target {' or '.join(others)}",
+            hint="most CPUs compute float16 slowly: quantkit benchmark --precision bfloat16 tries 16 bits",
         )
     if options.finetune is not None:
         _check_finetuning(options, scheme)

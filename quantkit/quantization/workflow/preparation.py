@@ -24,7 +24,7 @@ from quantkit.quantization.annotation import TargetGraph
 from quantkit.quantization.calibration.trained_ranges import extract_ranges
 from quantkit.quantization.ranges import Range, graph_digest
 from quantkit.quantization.targets import find_target
-from quantkit.quantization.workflow.options import ORIGINAL, Options, read_recipe
+from quantkit.quantization.workflow.options import FLOAT16, FLOAT32, ORIGINAL, Options, read_recipe
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
 from quantkit.recipes.named import find_recipe
@@ -161,10 +161,11 @@ def _join(model: Model, traces: list[Trace]) -> Trace | None:
     )
 
 
-def keeps_float16(model: Model, options: Options, scheme: Scheme) -> bool:
-    """Return True if float16 ops that are not quantized stay float16."""
+def find_float_parts(model: Model, options: Options, scheme: Scheme) -> str:
+    """Return the type of the ops that are not quantized: float32 if a file cannot keep the original one."""
     target = find_target(scheme.target)
-    return options.float_parts == ORIGINAL and target.runs_float16 and target.dialect == model.graph.dialect
+    keeps_types = target.runs_float16 and target.dialect == model.graph.dialect
+    return options.float_parts if keeps_types or options.float_parts != ORIGINAL else FLOAT32
 
 
 def _report_types(model: Model, options: Options, scheme: Scheme) -> None:
@@ -181,7 +182,9 @@ def _report_types(model: Model, options: Options, scheme: Scheme) -> None:
                 hint="export the model with float32 inputs and outputs; its bfloat16 ops then become float32",
             )
     names = [dtype.numpy.name for dtype in OTHER_FLOATS if dtype in types.values()]
-    rest = "float16 (--float-parts)" if "float16" in names and keeps_float16(model, options, scheme) else "float32"
+    parts = find_float_parts(model, options, scheme)
+    has_half = parts == FLOAT16 or (parts == ORIGINAL and "float16" in names)
+    rest = "float16 (--float-parts)" if has_half else "float32"
     options.on_message(f"quantized from the float32 values of {' and '.join(names)} ops; the float parts are {rest}")
 
 

@@ -142,9 +142,10 @@ def quantize(
             ``seed``.
         trace: file for the record of the recipe: ``.json``, or ``.html`` for a page that draws the graph before and
             after.
-        float_parts: type of the ops of float16 models that stay float: ``original``, or ``float32``, which is faster on
-            most CPUs. It is float32 in any case in LiteRT files, in files of another format than the model, and for
-            models in double or bfloat16. Inputs and outputs keep their types.
+        float_parts: type of the ops that stay float: ``original`` keeps those of float16 models, ``float32`` is faster
+            on most CPUs, and ``float16``, for the target ``tensorrt`` only, converts the ops of any model that are safe
+            in it. It is float32 in LiteRT files, in files of another format than the model, and for models in double or
+            bfloat16, unless ``float16`` is given. Inputs and outputs keep their types.
         time_budget: seconds for the search of these layers, or a text such as ``2m``.
         output: write the quantized model to this file or SavedModel folder as soon as it is checked. The state of
             an interrupted calibration or search is saved next to it, and the same call resumes.

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from quantkit.errors import GraphError, RecipeError, did_you_mean
+from quantkit.errors import RecipeError, did_you_mean
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
@@ -66,7 +66,6 @@ def convert_precision(
 
     Raises:
         RecipeError: an entry of ``keep`` is neither a node nor an op type.
-        GraphError: weights_only is false and the graph is an ONNX graph.
 
     Example:
         convert_precision(to=bfloat16, weights_only=false)
@@ -90,11 +89,6 @@ def convert_precision(
             )
     if weights_only:
         return _convert_weights(dtype, graph, frozenset(keep), minimum_size)
-    if graph.dialect != "tensorflow":
-        raise GraphError(
-            f"cannot compute a graph of {graph.dialect} ops in {to}: only TensorFlow graphs are supported",
-            hint="convert the graph from which the file was exported, or use weights_only=true",
-        )
     return convert_to_half(graph, dtype, frozenset(keep), partial(reason_against, dtype=dtype))
 
 

@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from rewritten_graphs import check_linear_work, placeholder
 
-from quantkit.errors import GraphError, RecipeError
+from quantkit.errors import RecipeError
 from quantkit.formats import graphdef
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
+from quantkit.ir.text import from_text
 from quantkit.model import load
 from quantkit.ops.kernels import evaluate
 from quantkit.recipes import parse, run
 from quantkit.runtimes import find_runtime, open_session
 from quantkit.transforms.precision._half_graphs import COMPUTE_OPS, MOVEMENT_OPS
-from quantkit.transforms.precision.convert_precision import convert_precision
+from quantkit.transforms.precision.convert_precision import convert_precision, find_types
 
 Floats = npt.NDArray[np.float32]
 IMAGES = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
@@ -71,15 +72,44 @@ def test_infinite_and_nan_values_stay() -> None:
     np.testing.assert_array_equal(converted["w/float16"].value.array, np.float16([np.nan, np.inf, 1]))
 
 
-def test_unknown_options_and_onnx_graphs_are_rejected() -> None:
+def test_unknown_options_are_rejected() -> None:
     graph = graph_of(np.float32([1]))
     with pytest.raises(RecipeError, match="'float8' is not a value of to"):
         convert_precision(graph, to="float8")
     with pytest.raises(RecipeError, match="keep=weihgts"):
         convert_precision(graph, keep=("weihgts",))
     convert_precision(graph, keep=("Softmax",))  # an op type that is not in this graph
-    with pytest.raises(GraphError, match="onnx"):
-        convert_precision(graph.with_(dialect="onnx"), weights_only=False)
+
+
+def test_onnx_graphs_compute_in_half_precision_between_casts() -> None:
+    graph = from_text("""
+    dialect: onnx
+    inputs: x
+    outputs: y
+    x = Placeholder[1x4x6x6](dtype=float)
+    w = Constant[4x4x3x3]()
+    large = Constant(70000.0)
+    factors = Constant([1.0, 1.0, 2.0, 2.0])
+    conv = Conv(x, w)
+    relu = Relu(conv)
+    roi = Constant[0]()
+    larger = Resize(relu, roi, factors)
+    scaled = Mul(larger, large)
+    soft = Softmax(scaled, axis=1)
+    y = Add(soft, larger)
+    """)
+    half = convert_precision(graph, weights_only=False)
+    types = find_types(half)
+    assert {name: types[Edge(name)] for name in ("conv", "larger", "y/float16")} == dict.fromkeys(
+        ("conv", "larger", "y/float16"), DType.HALF
+    )
+    assert {types[Edge(name)] for name in ("x", "factors", "large", "scaled", "soft", "y")} == {DType.FLOAT}
+    x = np.random.default_rng(0).standard_normal((1, 4, 6, 6)).astype(np.float32)
+    results = []
+    for each in (graph, half):
+        with open_session(each, "reference") as session:
+            results.append(session.run({"x": x})["y"])
+    np.testing.assert_allclose(results[1], results[0], atol=2e-3 * np.abs(results[0]).max())
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from quantkit.ops.table import Fact, find_ops
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.finding import Build, Finding
 from quantkit.quantization.targets.onnx import OnnxTarget, native
 from quantkit.quantization.targets.onnx.attention import find_attention
@@ -22,6 +23,7 @@ from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.quantization.targets.tensorrt.builder import check_build
 from quantkit.quantization.targets.tensorrt.check import examine
 from quantkit.quantization.targets.tensorrt.rules import find_small_size
+from quantkit.quantization.targets.tensorrt.zero_points import find_affine_edges, fold_zero_points
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
 
@@ -41,6 +43,7 @@ class TensorRTTarget(OnnxTarget):
     fixed = ("activations", "signed_activations", "runtime")
     multiplies_u8_by_s8 = False
     runs_bfloat16 = False
+    writes_float16 = True
     gpu_advice = ""
     slow_reason = "the file is for NVIDIA GPUs: a CPU only shows its accuracy"
     faster_target = "onnx"
@@ -59,7 +62,10 @@ class TensorRTTarget(OnnxTarget):
         return find_small_size(graph, node, infer_shapes(graph))
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        return native.convert(graph, plan, ranges, keeps_biases=True)
+        return fold_zero_points(native.convert(graph, plan, ranges, keeps_biases=True))
+
+    def edge_formats(self, graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
+        return find_affine_edges(graph, plan)
 
     def examine(self, graph: Graph) -> tuple[Finding, ...]:
         return examine(graph)

@@ -7,8 +7,10 @@ point 0 as int8 without an error: all values above half of the range, which CPU 
 from collections.abc import Iterator
 
 from quantkit.formats import onnx
+from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Tensor
+from quantkit.ops.onnx.types import NUMBERS
 from quantkit.ops.roles import find_roles
 from quantkit.ops.table import Fact, find_ops
 from quantkit.quantization.portability import LAYER_OPS
@@ -16,6 +18,7 @@ from quantkit.quantization.targets.finding import EFFECTS, REFUSED, SLOW, WRONG,
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.quantization.targets.tensorrt.rules import UNSUPPORTED_OPS, find_small_size
 
+FLOAT_TYPES = {NUMBERS[DType.FLOAT], NUMBERS[DType.HALF]}
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Ops between an activation and the quantization of its values.
 FORWARDING_OPS = find_ops(Fact.PASS_THROUGH, "onnx") - find_ops(Fact.REQUANTIZING | Fact.FUSED, "onnx")
@@ -34,14 +37,26 @@ def examine(graph: Graph) -> tuple[Finding, ...]:
     """
     if graph.dialect != onnx.DIALECT:
         return tuple(_examine_tensorflow(graph))
+    graph = _without_casts(graph)
     findings = [*_examine_ops(graph), *_examine_values(graph), *_examine_layers(graph), *_examine_sums(graph)]
     return tuple(sorted(findings, key=lambda finding: EFFECTS.index(finding.effect)))
 
 
 def find_int8_layers(graph: Graph) -> frozenset[str]:
     """Return the convolutions and products of a quantized ONNX graph whose operands are both int8."""
+    graph = _without_casts(graph)
     layers = (node for node in graph.nodes.values() if node.op in LAYER_OPS)
     return frozenset(node.name for node in layers if all(_is_int8(graph, edge) for edge in node.inputs[:2]))
+
+
+def _without_casts(graph: Graph) -> Graph:
+    """Return the graph without casts between float32 and float16, which are a part of the kernels."""
+    names = {name for name, node in graph.nodes.items() if node.op == "Cast" and node.attrs.get("to") in FLOAT_TYPES}
+    draft = Draft(graph)
+    for name in names - graph.output_names:
+        draft.redirect(name, graph[name].inputs[0])
+        draft.remove(name)
+    return draft.graph()
 
 
 def _examine_tensorflow(graph: Graph) -> Iterator[Finding]:
@@ -52,7 +67,7 @@ def _examine_tensorflow(graph: Graph) -> Iterator[Finding]:
             reason = f"{_clip_reason('Relu', node.name)}, after a conversion to ONNX"
             yield Finding("clipped", WRONG, node.name, node.op, reason, AGAIN)
     for node in quantized[:1]:
-        yield Finding("format", REFUSED, node.name, node.op, "TensorRT reads ONNX files", AGAIN)
+        yield Finding("format", REFUSED, node.name, node.op, "TensorRT reads ONNX files alone", AGAIN)
 
 
 def _examine_ops(graph: Graph) -> Iterator[Finding]:
