@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from quantkit.arguments import public
@@ -48,7 +49,7 @@ def _plan(nodes: NodeAnnotation) -> Plan:
     patterns = nodes.find_patterns()
     pass_through = nodes.find_pass_through(patterns)
     edges = EdgeAnnotation(nodes.facts, patterns, pass_through)
-    return Plan(
+    plan = Plan(
         nodes.scheme,
         edges.specs(),
         {pattern.weights: nodes.weights[pattern.weights] for pattern in patterns if pattern.weights},
@@ -58,6 +59,7 @@ def _plan(nodes: NodeAnnotation) -> Plan:
         nodes.decide_all(patterns, pass_through),
         edges.observed_edges(),
     )
+    return replace(plan, activations=nodes.facts.target.edge_formats(nodes.facts.graph, plan))
 
 
 def _weights_only_plan(nodes: NodeAnnotation) -> Plan:

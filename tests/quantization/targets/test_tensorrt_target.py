@@ -11,7 +11,7 @@ import pytest
 import quantkit as qk
 from quantkit.errors import CheckError, UnavailableError, UsageError
 from quantkit.formats import onnx as onnx_format
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text
 from quantkit.ops.shape_inference import UNKNOWN
@@ -23,6 +23,7 @@ from quantkit.quantization.targets.tensorrt import builder
 from quantkit.quantization.targets.tensorrt.check import examine, find_int8_layers
 from quantkit.quantization.workflow.planning import uncalibrated_ranges
 from quantkit.summary import summarize
+from quantkit.transforms.precision.convert_precision import convert_precision, find_types
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
 HELD_OUT = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
@@ -159,6 +160,25 @@ def test_a_tensorflow_model_computes_on_the_cpu() -> None:
     assert "uint8" not in str(result.report)
 
 
+@pytest.mark.engine
+def test_float_parts_in_float16_keep_the_types_of_inputs_and_outputs(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    path = tmp_path / "half.onnx"
+    result = qk.quantize("digits", HELD_OUT, target="tensorrt", limit=32, runs=0, float_parts="float16", output=path)
+    graph = qk.load(path).graph
+    types = find_types(graph)
+    assert {types[edge] for edge in (*graph.inputs, *graph.outputs)} == {DType.FLOAT}
+    halves = {graph[edge.node].op for edge, dtype in types.items() if dtype is DType.HALF}
+    assert {"Conv", "Cast"} <= halves
+    assert len(find_int8_layers(graph)) > 15
+    assert examine(graph) == ()
+    assert result.report.accuracy.quality is not None
+    assert result.report.accuracy.quality.agreement is not None
+    assert result.report.accuracy.quality.agreement.value > 0.95
+    with pytest.raises(UsageError, match="--float-parts float16 requires --target tensorrt"):
+        qk.quantize("digits", HELD_OUT, limit=32, float_parts="float16")
+
+
 # --- Checker
 
 
@@ -255,6 +275,14 @@ def test_a_summary_without_a_target_has_no_findings() -> None:
         summarize(from_text(QUANTIZED), check_build=True)
 
 
+def test_a_file_without_a_reader_is_named_with_the_files_that_can_be_examined(tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
+    with pytest.raises(UsageError, match=r"is a LiteRT model.*examines ONNX files and TensorFlow graphs") as caught:
+        summarize(path, target="tensorrt")
+    assert "--target tensorrt" in caught.value.hint
+
+
 # --- Builder
 
 PROGRAM = (
@@ -291,13 +319,27 @@ def test_the_builder_makes_int8_kernels_of_the_planned_layers() -> None:
 
 @pytest.mark.engine
 @needs_builder
+def test_float16_in_the_file_leaves_the_int8_kernels() -> None:
+    half = convert_precision(quantize(FLOAT)[1], to="float16", weights_only=False)
+    build = summarize(half, target="tensorrt", check_build=True).build
+    assert build is not None
+    assert (build.problem, len(build.planned), build.planned) == ("", 3, build.kernels)
+
+
+@pytest.mark.engine
+@needs_builder
 def test_the_builder_refuses_a_quantized_bias() -> None:
     graph = from_text(QUANTIZED.replace(*FAULTS["refused: bias"])).with_(extra=HEADER)
     assert "bias" in builder.check_build(graph).problem
 
 
-def test_ranges_of_signed_values_are_symmetric() -> None:
+def test_padded_convolutions_take_symmetric_values() -> None:
     plan, graph = quantize(FLOAT)
-    scales = [graph.constant_of(node.inputs[1]) for node in graph.nodes.values() if node.op == "QuantizeLinear"]
-    assert {float(scale.array) for scale in scales if scale} == {float(np.float32(1 / 127))}
-    assert {str(spec) for spec in plan.activations.values()} == {"qint8 symmetric"}
+    scales = {name: graph[name].inputs[1].node for name in graph.nodes if graph[name].op == "QuantizeLinear"}
+    assert {name: str(plan.activations[Edge(name)]) for name in ("x", "relu1", "relu2")} == {
+        "x": "qint8 symmetric",
+        "relu1": "qint8 symmetric",
+        "relu2": "qint8 affine",
+    }
+    steps = {float(graph[scale].value.array) for scale in scales.values()}
+    assert steps == {float(np.float32(1 / 127)), float(np.float32(1 / 255))}

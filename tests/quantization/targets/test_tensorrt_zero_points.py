@@ -1,0 +1,99 @@
+"""Zero points of the target tensorrt: constants in biases that change no output."""
+
+import numpy as np
+import pytest
+
+from quantkit.formats import onnx as onnx_format
+from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import DType
+from quantkit.ir.text import from_text
+from quantkit.ops.shape_inference import UNKNOWN
+from quantkit.quantization import Plan, Scheme, annotate, prepare
+from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.targets.onnx import native
+from quantkit.quantization.targets.tensorrt.check import examine
+from quantkit.quantization.targets.tensorrt.zero_points import fold_zero_points
+from quantkit.runtimes import open_session
+
+HEADER = onnx_format.header({"y": (DType.FLOAT, UNKNOWN)})
+IMAGE = """
+dialect: onnx
+inputs: x
+outputs: y
+x = Placeholder[1x16x6x6](dtype=float)
+w1 = Constant[16x16x3x3]()
+b1 = Constant[16]()
+w2 = Constant[16x16x1x1]()
+w3 = Constant[16x16x1x1]()
+conv1 = Conv(x, w1, b1, pads=[1, 1, 1, 1])
+"""
+# Ops between two layers: the last line is the output.
+GRAPHS = {
+    "relu": "relu = Relu(conv1)\ny = Conv(relu, w2)",
+    "clip": "low = Constant(0.0)\nhigh = Constant(0.5)\nclip = Clip(conv1, low, high)\ny = Conv(clip, w2, b1)",
+    "gate": "gate = HardSwish(conv1)\ny = Conv(gate, w2)",
+    "linear": "y = Conv(conv1, w2)",
+    "residual": "relu = Relu(conv1)\nconv2 = Conv(relu, w2)\n"
+    "sum = Add(conv2, relu)\nrelu2 = Relu(sum)\ny = Conv(relu2, w3)",
+    "views": "relu = Relu(conv1)\n"
+    "turned = Transpose(relu, perm=[0, 1, 3, 2])\npool = MaxPool(turned, kernel_shape=[2, 2])\n"
+    "y = Conv(pool, w2)",
+    "concatenation": "relu = Relu(conv1)\nconv2 = Conv(relu, w2)\nboth = Concat(relu, conv2, axis=1)\n"
+    "w4 = Constant[16x32x1x1]()\ny = Conv(both, w4)",
+    "float consumers": "relu = Relu(conv1)\nconv2 = Conv(relu, w2)\nsoft = Softmax(relu, axis=1)\ny = Add(conv2, soft)",
+    "float convolution": "relu = Relu(conv1)\nw4 = Constant[3x16x1x3]()\nthin = Conv(relu, w4, pads=[0, 1, 0, 1])\n"
+    "conv2 = Conv(relu, w2)\ny = Concat(thin, conv2, axis=1)",
+    "groups": "relu = Relu(conv1)\nw4 = Constant[32x8x3x3]()\ny = Conv(relu, w4, group=2)",
+    "product": "flat = Reshape(conv1, shape)\nw4 = Constant[36x32]()\nshape = Constant([16, 36])\ny = MatMul(flat, w4)",
+    "product and bias": "shape = Constant([16, 36])\n"
+    "flat = Reshape(conv1, shape)\nw4 = Constant[36x32]()\nb4 = Constant[32]()\n"
+    "product = MatMul(flat, w4)\ny = Add(product, b4)",
+    "gemm": "shape = Constant([16, 36])\n"
+    "flat = Reshape(conv1, shape)\nw4 = Constant[32x36]()\ny = Gemm(flat, w4, transB=1)",
+}
+
+
+def plan_of(text: str) -> tuple[Graph, Plan]:
+    scheme = Scheme.for_target("tensorrt")
+    graph = prepare(from_text(IMAGE + text).with_(extra=HEADER), scheme)
+    nodes = {node.name: "float" for node in graph.nodes.values() if node.op == "HardSwish"}
+    return graph, annotate(graph, scheme, float_nodes=nodes)
+
+
+def outputs_of(graph: Graph, x: np.ndarray) -> np.ndarray:
+    with open_session(graph, "reference") as session:
+        return session.run({"x": x})["y"]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_folded_zero_points_change_no_output(name: str) -> None:
+    graph, plan = plan_of(GRAPHS[name])
+    limits = Range(0.0, 0.4) if "Relu" in GRAPHS[name] else Range(-0.1, 0.4)
+    ranges = Ranges({edge: limits if edge.node != "x" else Range(-1.0, 1.0) for edge in plan.activations})
+    affine = native.convert(graph, plan, ranges, keeps_biases=True)
+    folded = fold_zero_points(affine)
+    pairs = [node for node in folded.nodes.values() if node.op in ("QuantizeLinear", "DequantizeLinear")]
+    assert any(spec.symmetric is False for spec in plan.activations.values())
+    assert not any(folded[node.inputs[2].node].value.array.any() for node in pairs)
+    assert not [finding for finding in examine(folded) if finding.effect != "slow"]
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 16, 6, 6)).astype(np.float32)
+    expected = outputs_of(affine, x)
+    np.testing.assert_allclose(outputs_of(folded, x), expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_biases_take_the_zero_points_and_int8_limits_the_relu() -> None:
+    graph, plan = plan_of(GRAPHS["residual"])
+    folded = fold_zero_points(
+        native.convert(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0))), keeps_biases=True)
+    )
+    assert {node.op for node in folded.nodes.values() if not node.is_constant} == {
+        *("Placeholder", "QuantizeLinear", "DequantizeLinear", "Conv", "Add")
+    }
+    assert folded.op_counts["Add"] == 1, "no Add restores the values"
+
+
+@pytest.mark.parametrize("consumer", ["Conv(relu, w1, pads=[1, 1, 1, 1])", 'Conv(relu, w1, auto_pad="SAME_UPPER")'])
+def test_padded_convolutions_have_inputs_without_zero_point(consumer: str) -> None:
+    _, plan = plan_of(f"relu = Relu(conv1)\nconv2 = {consumer}\nother = Conv(relu, w2)\ny = Add(conv2, other)")
+    assert plan.activations[Edge("relu")].symmetric
+    assert plan.activations[Edge("x")].symmetric
