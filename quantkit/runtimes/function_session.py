@@ -22,6 +22,7 @@ class FunctionSession:
         placement: function that returns the lines of `Session.placement`.
         op_trace: function that returns the value of `Session.op_trace`.
         int8_nodes: function that returns the value of `Session.int8_nodes`, while the session is open.
+        time_parts: function from input arrays and a clock to the value of `Session.time_parts`; None without parts.
 
     Attributes:
         explain: function that returns an error in place of the runtime's own one for such feeds; None for the own one.
@@ -38,6 +39,7 @@ class FunctionSession:
         placement: Callable[[], tuple[str, ...]] = tuple,
         op_trace: Callable[[], OpTrace] = OpTrace,
         int8_nodes: Callable[[], frozenset[str] | None] = lambda: None,
+        time_parts: Callable[[list[Array], Callable[[], float]], Mapping[str, float]] | None = None,
     ) -> None:
         self.runtime = runtime
         self.inputs = inputs
@@ -49,6 +51,7 @@ class FunctionSession:
         self._placement = placement
         self._op_trace = op_trace
         self._int8_nodes = int8_nodes
+        self._time_parts = time_parts
 
     @property
     def placement(self) -> tuple[str, ...]:
@@ -75,6 +78,9 @@ class FunctionSession:
                 raise
             raise explanation from error
         return {info.name: array for info, array in zip(self.outputs, results, strict=True)}
+
+    def time_parts(self, feeds: Mapping[str, Array], clock: Callable[[], float]) -> Mapping[str, float]:
+        return {} if self._time_parts is None else self._time_parts([feeds[info.name] for info in self.inputs], clock)
 
     def close(self) -> None:
         if self._compute is not None:

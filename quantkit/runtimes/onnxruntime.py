@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -193,6 +193,7 @@ def _open(model: Graph | Path, options: SessionOptions, provider: str = CUDA) ->
         release=profiler.close if profiler else lambda: None,
         placement=lambda: lines,
         op_trace=lambda: profiler.read(session) if profiler else OpTrace(),
+        time_parts=None if options.gpu_index is None else partial(_time_parts, onnxruntime, session, options.gpu_index),
     )
 
 
@@ -326,6 +327,26 @@ def _compute(
         return [_encode_strings(array) if array.dtype.kind == "O" else array for array in map(np.asarray, results)]
 
     return compute
+
+
+def _time_parts(
+    onnxruntime: Any, session: Any, gpu: int, arrays: list[Array], clock: Callable[[], float]
+) -> Mapping[str, float]:
+    """Run once with the inputs and outputs in the memory of the GPU; return the seconds of each part."""
+    if any(array.dtype.kind in "OSU" for array in arrays):
+        return {}
+    binding, start = session.io_binding(), clock()
+    for argument, array in zip(session.get_inputs(), arrays, strict=True):
+        binding.bind_ortvalue_input(argument.name, onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", gpu))
+    for argument in session.get_outputs():
+        binding.bind_output(argument.name, "cuda", gpu)
+    binding.synchronize_inputs()
+    uploaded = clock()
+    session.run_with_iobinding(binding)
+    binding.synchronize_outputs()
+    computed = clock()
+    binding.copy_outputs_to_cpu()
+    return {"upload": uploaded - start, "infer": computed - uploaded, "download": clock() - computed}
 
 
 def _encode_strings(strings: Array) -> Array:

@@ -1,6 +1,6 @@
 """The contract of sessions: an opened model takes arrays by input name and returns arrays by output name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -220,6 +220,19 @@ class Session(Protocol):
             UsageError: an array is missing, unknown, or of the wrong type or shape, or the session is closed.
             UnavailableError: the runtime has no kernel for an op.
             GraphError: an op rejects its inputs.
+        """
+        ...
+
+    def time_parts(self, feeds: Mapping[str, Array], clock: Callable[[], float]) -> Mapping[str, float]:
+        """Run once; return the seconds of each part of the run.
+
+        Args:
+            feeds: array of each input by name.
+            clock: monotonic clock in seconds.
+
+        Returns:
+            Seconds of ``upload``, the copies to the device, of ``infer``, and of ``download``, the copies from the
+            device; empty on the CPU, and in runtimes that do not separate the copies.
         """
         ...
 

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from measurements import make_measurement
 from quantkit import formats
 from quantkit.benchmark import benchmark
 from quantkit.benchmark.results.measurement import Measurement
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, Settings, digest
 from quantkit.benchmark.sampling.end_to_end import PARTS
@@ -17,6 +19,7 @@ from quantkit.benchmark.sampling.worker import serve
 from quantkit.errors import QuantkitError, UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
+from quantkit.runtimes.function_session import FunctionSession
 from quantkit.zoo.cards import find_card
 from quantkit.zoo.fetch import fetch
 
@@ -56,6 +59,22 @@ def test_a_batch_prepares_each_of_its_images(tmp_path: Path) -> None:
 def test_calls_of_the_model_alone_have_no_parts() -> None:
     _, _, done = ask(Settings("reference", data=DIGIT), {"do": "warm_up", "calls": 0}, {"do": "run", "samples": 1})
     assert done["parts"] == {}
+
+
+def test_copies_to_a_gpu_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"upload": 0.001, "infer": 0.002, "download": 0.005}
+    monkeypatch.setattr(FunctionSession, "time_parts", lambda self, feeds, clock: seconds)
+    _, _, done = ask(Settings("reference", data=DIGIT), {"do": "warm_up", "calls": 0}, {"do": "run", "samples": 2})
+    assert done["parts"] == {name: [value, value] for name, value in seconds.items()}
+    measurement = replace(
+        make_measurement([0.008] * 4), part_seconds={name: tuple(part) for name, part in done["parts"].items()}
+    )
+    row = BenchmarkRow("model", "onnxruntime", measurement)
+    text = str(Benchmark((row, replace(row, outcome=make_measurement([0.008] * 4)))))
+    assert "copy to GPU ms" in text
+    assert re.search(r"1\.000 \(12 %\) +2\.000 \(25 %\) +5\.000 \(62 %\)", text)
+    assert "decode ms" not in text
+    assert "in further calls" in text
 
 
 def test_parts_are_in_the_report_and_the_json_form() -> None:

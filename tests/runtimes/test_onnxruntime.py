@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +90,32 @@ class ScriptedBuild(Build):
             def get_providers(self) -> list[str]:
                 return [first, CPU]
 
-        self.InferenceSession = InferenceSession
+            def io_binding(self) -> ScriptedBinding:
+                return ScriptedBinding(super().io_binding(), bound)
+
+        class OrtValue:
+            @staticmethod
+            def ortvalue_from_numpy(array: object, device: str, index: int) -> object:
+                bound.append(f"{device}:{index}")
+                return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+        self.bound = bound = list[str]()
+        self.InferenceSession, self.OrtValue = InferenceSession, OrtValue
+
+
+class ScriptedBinding:
+    """Binding of a session on the CPU, which records the devices of its outputs."""
+
+    def __init__(self, binding: Any, bound: list[str]) -> None:
+        self._binding, self._bound = binding, bound
+        self._iobinding = binding._iobinding
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._binding, name)
+
+    def bind_output(self, name: str, device: str, index: int) -> None:
+        self._bound.append(f"{name} {device}:{index}")
+        self._binding.bind_output(name)
 
 
 @pytest.mark.engine
@@ -107,6 +133,19 @@ def test_the_session_is_that_of_tensorrt_or_none(monkeypatch: pytest.MonkeyPatch
             with runtime.open(graph, SessionOptions(device="gpu", precision="float16")) as session:
                 assert (session.runtime.name, session.runtime.device) == ("tensorrt", TENSORRT)
                 assert session.run({"x": np.float32([-1, 2])})["y"].tolist() == [0, 2]
+
+
+@pytest.mark.engine
+def test_copies_to_and_from_a_gpu_are_parts_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, readings = ScriptedBuild(CUDA), iter([1.0, 2.0, 5.0, 9.0])
+    monkeypatch.setattr(module, "_module", lambda: build)
+    x = np.ones((1, 2), np.float32)
+    with RUNTIME.open(relu_graph(), SessionOptions(device="gpu:1")) as session:
+        parts = session.time_parts({"x": x}, lambda: next(readings))
+    assert parts == {"upload": 1.0, "infer": 3.0, "download": 4.0}
+    assert build.bound == ["cuda:1", "y cuda:1"]
+    with RUNTIME.open(relu_graph()) as session:
+        assert session.time_parts({"x": x}, lambda: next(readings)) == {}, "the CPU has no copies"
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

@@ -144,7 +144,8 @@ class Measurement:
         process_rounds: number of rounds in each process; empty for one process.
         calls_per_sample: number of calls that one sample is the mean of; above 1 for calls below a millisecond.
         call_seconds: duration of single calls; empty if each sample is a single call.
-        part_seconds: duration of each part in each end-to-end call, by name; empty for the model alone.
+        part_seconds: duration of each part in each end-to-end call, or of the copies to and from a GPU and the runs
+            between them, by name; empty without parts.
         load_seconds: time to read and compile the model in each process, with the import of the runtime.
         first_call_seconds: duration of the first call in each process.
         peak_bytes: peak memory of a process before its rounds, with Python and the runtime; the largest of all
@@ -167,7 +168,7 @@ class Measurement:
 
     @cached_property
     def parts(self) -> Mapping[str, tuple[float, float]]:
-        """Median of each part of an end-to-end call in seconds, and its fraction of the sum of the medians."""
+        """Median of each part of a call in seconds, and its fraction of the sum of the medians."""
         medians = {name: statistics.median(seconds) for name, seconds in self.part_seconds.items()}
         total = max(sum(medians.values()), 1e-12)
         return {name: (seconds, seconds / total) for name, seconds in medians.items()}

@@ -27,18 +27,22 @@ from quantkit.runtimes.openmp import READS_KMP
 SCHEMA = "quantkit.benchmark/1"
 COLUMNS = ("model", "runtime", "threads", "median ms", "95 % interval", "p90", "p99", "speed-up", "flags")
 COST_COLUMNS = ("model", "runtime", "load ms", "first call ms", "peak MB", "file MB")
-# Title of each part of an end-to-end call.
+# Title of each part of an end-to-end call, or of a call on a GPU.
 PART_TITLES = {
     "decode": "decode ms",
     "preprocess": "resize, normalize ms",
     "infer": "infer ms",
     "postprocess": "postprocess ms",
+    "upload": "copy to GPU ms",
+    "download": "copy from GPU ms",
 }
-PART_COLUMNS = ("model", "runtime", *PART_TITLES.values())
 # Percentiles in the table; the JSON form has all.
 TAIL = ("p90", "p99")
 UNDISTURBED_NOTE = "other programs delayed a part of the calls: speed-ups compare the fastest 5 % of the calls"
 PARTS_NOTE = "end to end: a call decodes and prepares images, runs the model, and finds the 5 highest scores."
+COPIES_NOTE = (
+    "parts: in further calls, the inputs are copied to the GPU, the model runs, and the outputs are copied back."
+)
 # Titles, rows of cells, and right-aligned columns.
 Table = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[int]]
 # Exit codes of failures that are errors of the caller or of the input; they have priority over other failures.
@@ -289,7 +293,7 @@ class Benchmark:
         measured = [(row, row.measurement) for row in rows if row.measurement]
         tables: list[Table] = [
             (COLUMNS, [_cells(row, speedups[id(row)]) for row in rows], (3, 4, 5, 6)),
-            (PART_COLUMNS, [_part_cells(*pair) for pair in measured if pair[1].parts], (2, 3, 4, 5)),
+            *(_part_table(names, measured) for names in dict.fromkeys(tuple(each.parts) for _, each in measured)),
             (COST_COLUMNS, [_cost_cells(*pair) for pair in measured], (2, 3, 4, 5)),
         ]
         return [table for table in tables if table[1]]
@@ -333,8 +337,8 @@ class Benchmark:
         """Lines below the tables."""
         lines = [f"median: ms per call, lower is better; {' and '.join(TAIL)}: upper bounds with 99 % confidence."]
         lines[0] += self._baseline_note()
-        if any(measurement.parts for measurement in self.measurements):
-            lines.append(PARTS_NOTE)
+        kinds = {measurement.context.is_end_to_end for measurement in self.measurements if measurement.parts}
+        lines += [PARTS_NOTE if is_end_to_end else COPIES_NOTE for is_end_to_end in sorted(kinds)]
         lines += [
             *_throughput_lines(self.rows),
             *self._comparison_lines(),
@@ -488,11 +492,16 @@ def _cost_cells(row: BenchmarkRow, measurement: Measurement) -> tuple[str, ...]:
     )
 
 
-def _part_cells(row: BenchmarkRow, measurement: Measurement) -> tuple[str, ...]:
-    """Return the median of each part, with its fraction of their sum."""
-    parts = [measurement.parts[name] for name in PART_TITLES]
-    texts = [f"{format_latency(seconds)} ({100 * fraction:.0f} %)" for seconds, fraction in parts]
-    return (row.label, runtime_text(measurement.context), *texts)
+def _part_table(names: tuple[str, ...], measured: Iterable[tuple[BenchmarkRow, Measurement]]) -> Table:
+    """Return the median of each part, with its fraction of their sum, of the measurements with these parts."""
+    rows = []
+    for row, measurement in measured:
+        if names and tuple(measurement.parts) == names:
+            parts = measurement.parts.values()
+            texts = [f"{format_latency(seconds)} ({100 * fraction:.0f} %)" for seconds, fraction in parts]
+            rows.append((row.label, runtime_text(measurement.context), *texts))
+    columns = ("model", "runtime", *(PART_TITLES[name] for name in names))
+    return columns, rows, tuple(range(2, len(columns)))
 
 
 def _throughput_lines(rows: Sequence[BenchmarkRow]) -> list[str]:

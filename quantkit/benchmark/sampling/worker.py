@@ -212,8 +212,17 @@ class _Worker:
             "seconds": time_groups(self._opened, samples, group, self._clock),
             # Percentiles are those of single calls, not of means.
             "calls": time_calls(self._opened, samples, self._clock) if group > 1 else (),
-            "parts": {} if self._end_to_end is None else self._end_to_end.take_parts(),
+            "parts": self._time_parts(samples) if self._end_to_end is None else self._end_to_end.take_parts(),
         }
+
+    def _time_parts(self, samples: int) -> Mapping[str, list[float]]:
+        """Return the seconds of `Session.time_parts` of each sample, by part."""
+        assert self._session is not None, "a model is open"
+        parts: dict[str, list[float]] = {}
+        for _ in range(samples):
+            for name, seconds in self._session.time_parts(self._feeds, self._clock).items():
+                parts.setdefault(name, []).append(seconds)
+        return parts
 
     def _profile(self, **limits: Any) -> Document:
         with self._open_profiled() as session:
