@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from quantkit import formats
 from quantkit.arguments import public, without_none
 from quantkit.errors import CheckError, UsageError
 from quantkit.facts import facts_table
@@ -224,6 +226,13 @@ def summarize(
     if check_build and target is None:
         raise UsageError("--check-build needs a target", hint="add --for tensorrt")
     loaded = as_model(model, **without_none(inputs=inputs, outputs=outputs))
+    if target is not None and isinstance(loaded.runnable, Path) and not loaded.has_readable_graph:
+        kind = formats.KINDS[formats.kind_of(loaded.runnable)]
+        raise UsageError(
+            f"{loaded.name} is {kind}, which the runtimes of {target!r} do not read: --for examines ONNX files and "
+            "TensorFlow graphs",
+            hint=f"quantize the float model that it was converted from: quantkit quantize MODEL --target {target}",
+        )
     graph, path = loaded.graph, loaded.path
     is_onnx = graph.dialect == onnx.DIALECT
     stated = onnx.value_infos(graph) if is_onnx else {}
