@@ -3,7 +3,8 @@
     python tests/compat/record_answers.py PYTHON [CASE]
 
 PYTHON has TensorFlow 2.12 or older, which contains the original; it needs no other package. CASE is
-a part of the names of the cases to record; other recorded results stay.
+a part of the names of the cases to record; other recorded results stay. The results are compressed in
+`answers.json.gz`; the script prints those that change.
 """
 
 import json
@@ -26,10 +27,14 @@ def main(python: str, part: str = "") -> None:
     outputs = process.stdout.splitlines()
     if len(outputs) != len(cases):
         raise SystemExit(f"{len(outputs)} results of {len(cases)} cases:\n{process.stderr[-2000:]}")
-    results = recorded_results() if part and RESULTS_FILE.exists() else {}
-    results |= {case.name: record_of(json.loads(output), case) for case, output in zip(cases, outputs, strict=True)}
+    earlier = recorded_results() if RESULTS_FILE.exists() else {}
+    recorded = {case.name: record_of(json.loads(output), case) for case, output in zip(cases, outputs, strict=True)}
     names = {case.name for case in classic_cases()}
-    write_results({name: result for name, result in results.items() if name in names})
+    results = {name: result for name, result in ((earlier if part else {}) | recorded).items() if name in names}
+    write_results(results)
+    for name in sorted(results.keys() | earlier.keys()):
+        if results.get(name) != earlier.get(name):
+            print(f"{name}\n- {earlier.get(name)}\n+ {results.get(name)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Cases for the comparison of classic mode with the original tool, and the comparison of nodes.
 
-The original's results are in ``tests/compat/answers.json``, which
+The original's results are in ``tests/compat/answers.json.gz``, which
 ``tests/compat/record_answers.py`` writes.
 """
 
 import base64
+import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from quantkit.formats.graphdef.schema import message_class
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Tensor
 
-RESULTS_FILE = Path(__file__).parent.parent / "compat" / "answers.json"
+RESULTS_FILE = Path(__file__).parent.parent / "compat" / "answers.json.gz"
 # Maximum number of values of a tensor that is recorded with its values instead of its digest.
 RECORDED_VALUES = 64
 # Folded values may differ in the last bit from those of another machine and other kernels.
@@ -153,13 +154,14 @@ def _is_close(actual: str, expected: str) -> bool:
 
 def recorded_results() -> dict[str, dict[str, Any]]:
     """Read the original's results by case name."""
-    return json.loads(RESULTS_FILE.read_text())  # type: ignore[no-any-return]
+    return json.loads(gzip.decompress(RESULTS_FILE.read_bytes()))  # type: ignore[no-any-return]
 
 
 def write_results(results: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the original's results, one line for each case, sorted by name."""
     lines = [f"{json.dumps(name)}: {json.dumps(results[name], separators=(',', ':'))}" for name in sorted(results)]
-    RESULTS_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    RESULTS_FILE.write_bytes(gzip.compress(text.encode(), mtime=0))  # equal results are equal bytes
 
 
 def record_of(output: Mapping[str, str], case: ClassicCase) -> dict[str, Any]:
