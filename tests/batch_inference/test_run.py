@@ -111,6 +111,13 @@ def test_processes_and_command_write_the_same_bytes(
     assert document.keys() == result.to_json().keys()
 
 
+def test_labels_of_another_model_are_rejected(tmp_path: Path, use_inline: Callable[..., InlineCluster]) -> None:
+    use_inline()
+    (tmp_path / "labels.txt").write_text("\n".join(f"class {index}" for index in range(12)))
+    with pytest.raises(InputError, match="the labels belong to another model"):
+        run(HELD_OUT, tmp_path / "out", limit=7, labels=tmp_path / "labels.txt")
+
+
 def test_limit_is_the_fixed_subset_of_evaluate(tmp_path: Path, use_inline: Callable[..., InlineCluster]) -> None:
     use_inline()
     run(HELD_OUT, tmp_path / "out", limit=7)

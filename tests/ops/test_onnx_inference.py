@@ -98,6 +98,35 @@ def test_an_expansion_to_computed_sizes_has_their_number_of_dimensions() -> None
     assert infer_shapes(graph)[Edge("y")] == Shape((None, None, None, 8))
 
 
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ("zero, end", (1, 4, 5)),  # axes default to the first ones
+        ("zero, second, axes", (2, 4, 2)),
+        ("last, first, axes, back", (2, 4, 3)),
+        ("zero, ends, axes", (2, 4, None)),
+        ("zero, ends", (None, None, None)),
+    ],
+)
+def test_slices(inputs: str, expected: tuple[int | None, ...]) -> None:
+    graph = from_text(f"""
+        dialect: onnx
+        inputs: x, ends
+        outputs: y
+        x = Placeholder[2x4x5]()
+        ends = Placeholder[1](dtype=int64)
+        zero = Constant[int64]([0])
+        end = Constant[int64]([1])
+        second = Constant[int64]([2])
+        axes = Constant[int64]([-1])
+        last = Constant[int64]([-1])
+        first = Constant[int64]([-6])
+        back = Constant[int64]([-2])
+        y = Slice(x, {inputs})
+    """)
+    assert infer_shapes(graph)[Edge("y")] == Shape(expected)
+
+
 def test_fixed_sizes_fix_all_others() -> None:
     shapes = infer_shapes(from_text(CHAIN.replace("?x3x4x5", "2x3x4x5")))
     assert shapes[Edge("y")] == Shape((2, 12, 5))

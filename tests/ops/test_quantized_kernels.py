@@ -78,9 +78,11 @@ def test_ranges_per_channel(in_tensorflow: Compute) -> None:
     x = np.random.default_rng(0).uniform(-2, 2, (4, 5, 3)).astype(F)
     bounds = [np.array([-1, -2, -0.5], F), np.array([1, 0.5, 2], F)]
     for mode in (b"MIN_COMBINED", b"SCALED"):
-        attrs: dict[str, Attr] = {"T": QI8, "mode": mode, "axis": 2, "narrow_range": mode == b"SCALED"}
-        compare(in_tensorflow, "QuantizeV2", [x, *bounds], **attrs)
-        compare(in_tensorflow, "Dequantize", [random_values(4, 5, 3, dtype=QI8), *bounds], **attrs)
+        for axis in range(3):
+            attrs: dict[str, Attr] = {"T": QI8, "mode": mode, "axis": axis, "narrow_range": mode == b"SCALED"}
+            values = np.ascontiguousarray(np.moveaxis(x, 2, axis))
+            compare(in_tensorflow, "QuantizeV2", [values, *bounds], **attrs)
+            compare(in_tensorflow, "Dequantize", [random_values(*values.shape, dtype=QI8), *bounds], **attrs)
 
 
 @pytest.mark.engine
