@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the files that take minutes first: at the end, only one process would be busy."""
     items.sort(key=lambda item: item.path.name not in SLOW_FILES)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_profiled_calls() -> Iterator[None]:
+    """Profile models with few calls: the times that a quantization measures for its decisions do not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("quantkit.benchmark.profiling.tracing"), "MAX_PAIRS", 3)
+        yield
 
 
 @pytest.fixture

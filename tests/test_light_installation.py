@@ -6,10 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from command_process import CommandProcess
 from packaging.requirements import Requirement
 
 from quantkit.distribution import NAME
@@ -51,18 +53,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def commands(folder: Path) -> Iterator[CommandProcess]:
+    with CommandProcess.start({**os.environ, "PYTHONPATH": str(folder)}) as process:
+        yield process
+
+
 @pytest.mark.parametrize(("arguments", "error"), COMMANDS, ids=[arguments for arguments, _ in COMMANDS])
-def test_command_of_the_guide(arguments: str, error: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "quantkit", *shlex.split(arguments)]
-    result = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+def test_command_of_the_guide(arguments: str, error: str, folder: Path, commands: CommandProcess) -> None:
+    result = commands.run(shlex.split(arguments), folder)
     if not error:
         assert result.returncode == 0, result.stderr
         assert result.stdout

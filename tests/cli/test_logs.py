@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_process import CommandProcess
 
 HELD_OUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
 DATA = ("--data", str(HELD_OUT), "--limit", "3")
@@ -14,6 +14,13 @@ CALIBRATION = ("--calibration", str(HELD_OUT), "--limit", "3", "--runs")
 CPP_LINE = re.compile(
     r"^(WARNING: All log|INFO: Created|[IWEF]\d{4} |\d{4}-\d\d-\d\d \d\d:\d\d:[\d.]+: )", re.MULTILINE
 )
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[CommandProcess]:
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    with CommandProcess.start(environment) as process:
+        yield process
 
 
 @pytest.mark.engine
@@ -28,13 +35,11 @@ CPP_LINE = re.compile(
     ],
     ids=lambda arguments: " ".join(arguments[:4]),
 )
-def test_no_log_line_of_tensorflow_is_printed(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_no_log_line_of_tensorflow_is_printed(
+    arguments: tuple[str, ...], tmp_path: Path, commands: CommandProcess
+) -> None:
     for module in ("tensorflow", "ai_edge_litert"):
         pytest.importorskip(module, reason=f"pip install {module}")
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    command = Path(sys.executable).with_name("quantkit")
-    done = subprocess.run(
-        [command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = commands.run(arguments, tmp_path)
     assert done.returncode == 0, done.stderr
     assert not CPP_LINE.search(done.stdout + done.stderr), done.stdout + done.stderr

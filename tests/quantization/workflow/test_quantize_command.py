@@ -174,7 +174,7 @@ def test_the_report_compares_with_the_float_model(
     output = tmp_path / "d.onnx"
     held_out = tmp_path / "held_out.npy"
     np.save(held_out, np.load(images)[:5])
-    flags = ["-o", str(output), "--calibration", str(images), "--held-out", str(held_out), "--runs", "4"]
+    flags = ["-o", str(output), "--calibration", str(images), "--held-out", str(held_out), "--runs", "1"]
     assert main(["quantize", "digits", *flags, "--scheme", _scheme(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "100.0 % of the MACs are int8" not in text
