@@ -4,9 +4,10 @@
 
 The first files are made by this checkout, with all threads and all instructions of the processor. The second ones are
 made from a copy of the checkout in another folder, on another date (faketime), with one CPU, another hash seed, and
-OpenVINO, TensorFlow, NumPy and OpenBLAS held to AVX2. Some networks are also quantized on an emulated Haswell
-(`qemu-user`), whose ONNX Runtime calibrates with its AVX2 kernels, and all by another interpreter with ``--python``.
-Files that exist in BUILD are not made again.
+OpenVINO, TensorFlow, NumPy and OpenBLAS held to AVX2. Some networks are also quantized for ONNX Runtime, here and on
+an emulated Haswell (`qemu-user`), where it calibrates with its AVX2 kernels; OpenVINO computes some networks wrongly in
+the emulator. With ``--python``, another interpreter quantizes all networks. Files that exist in BUILD are not made
+again.
 """
 
 import argparse
@@ -36,6 +37,8 @@ OTHER_PROCESS = {
 OTHER_DATE = ("faketime", "2031-02-03 04:05:06", "taskset", "-c", "0")
 QEMU = ("qemu-x86_64", "-cpu", "Haswell")
 EMULATED = ("dtln_1", "kwt1", "yunet_n_320", "ultraface_rfb320")
+# Circumstances whose files are made for ONNX Runtime, with their names in the results.
+ONNXRUNTIME = {"onnxruntime": "this process, for ONNX Runtime", "emulated": "emulated Haswell, for ONNX Runtime"}
 
 
 def quantize(build: Path, circumstance: str, names: list[str]) -> None:
@@ -48,7 +51,9 @@ def quantize(build: Path, circumstance: str, names: list[str]) -> None:
         path = build / f"{name}.{circumstance}.onnx"
         if not path.exists():
             network = load_saved(name, build)
-            qk.quantize(network.path, network.samples, target="onnx", output=path, **network.options("onnx"))
+            runtime = {"runtime": "onnxruntime"} if circumstance in ONNXRUNTIME else {}
+            options = network.options("onnx") | runtime
+            qk.quantize(network.path, network.samples, target="onnx", output=path, **options)
         print(json.dumps({name: hashlib.sha256(path.read_bytes()).hexdigest()}), flush=True)
 
 
@@ -102,13 +107,22 @@ def main() -> None:
     digests = {
         "this process": run(build, "here", names, ROOT, {}, sys.executable),
         "other process": run(build, "other", names, copy, other, *OTHER_DATE, sys.executable),
-        "emulated Haswell": run(build, "emulated", emulated, ROOT, {}, *QEMU, sys.executable) if emulated else {},
         "other Python": run(build, "python", names, ROOT, {}, options.python) if options.python else {},
     }
+    emulation = {}
+    if emulated:
+        commands = {"onnxruntime": (sys.executable,), "emulated": (*QEMU, sys.executable)}
+        emulation = {
+            title: run(build, name, emulated, ROOT, {}, *commands[name]) for name, title in ONNXRUNTIME.items()
+        }
     rows: list[dict[str, Any]] = []
     for name in names:
-        row = {where: each[name] for where, each in digests.items() if name in each}
-        rows.append({"name": name, "is_equal": len(set(row.values())) == 1 < len(row), **row})
+        groups = [
+            {where: each[name] for where, each in group.items() if name in each} for group in (digests, emulation)
+        ]
+        is_equal = all(len(set(group.values())) == 1 < len(group) for group in groups if group)
+        row = {where: digest for group in groups for where, digest in group.items()}
+        rows.append({"name": name, "is_equal": is_equal, **row})
         print(name, rows[-1]["is_equal"], len(row))
     document = {"schema": "quantkit.bench.reproducibility/1", "machine": this_machine().to_json()}
     document |= {"equal": sum(row["is_equal"] for row in rows), "networks": len(rows), "rows": rows}
