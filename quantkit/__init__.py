@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from quantkit.ir.graph import Edge, Graph, Node
     from quantkit.limits import limits
     from quantkit.model import Model, load
-    from quantkit.model.exporters.files import save
     from quantkit.model.receipt import receipt
+    from quantkit.model.saving import save
     from quantkit.model.sessions import open_session
     from quantkit.monitor import monitor
     from quantkit.optimize import optimize
@@ -71,7 +71,7 @@ _MODULES = {
     "quantize": "quantkit.quantization.workflow",
     "receipt": "quantkit.model.receipt",
     "run": "quantkit.batch_inference",
-    "save": "quantkit.model.exporters.files",
+    "save": "quantkit.model.saving",
     "summarize": "quantkit.summary",
     "sweep": "quantkit.benchmark.sweep",
     "transform": "quantkit.recipes",

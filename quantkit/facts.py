@@ -5,6 +5,7 @@ from html import escape
 
 # Name and value of each fact.
 Facts = Iterable[tuple[str, str]]
+RANDOM_WEIGHTS_NOTE = "random weights: latency is valid, predictions are not"
 
 
 def format_facts(title: str, facts: Facts, notes: Iterable[str] = ()) -> str:

@@ -37,7 +37,8 @@ from quantkit.data.preprocessing import ColorOrder
 from quantkit.errors import InputError, QuantkitError
 from quantkit.evaluation.accuracy import BATCH, require_images
 from quantkit.evaluation.opened_model import describe_assumption
-from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
+from quantkit.facts import RANDOM_WEIGHTS_NOTE
+from quantkit.model import as_model
 from quantkit.model.early_checks import check_sources
 from quantkit.model.transfer import ModelFile, write_model_file
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress

@@ -24,8 +24,8 @@ from quantkit.benchmark.sampling.rounds import Compare, SamplingOptions, measure
 from quantkit.benchmark.sampling.selection import find_saved, select_candidates
 from quantkit.benchmark.verdict import explain_speedup
 from quantkit.errors import UsageError
+from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.formats.temporary import temporary_folder
-from quantkit.model import RANDOM_WEIGHTS_NOTE
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO
 

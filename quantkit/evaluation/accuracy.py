@@ -35,8 +35,8 @@ from quantkit.evaluation.limited_process import limits_isa
 from quantkit.evaluation.opened_model import describe_assumption
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.evaluation.tasks import Score, find_task
-from quantkit.facts import format_facts, format_facts_as_html
-from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
+from quantkit.facts import RANDOM_WEIGHTS_NOTE, format_facts, format_facts_as_html
+from quantkit.model import as_model
 from quantkit.model.early_checks import check_sources
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO

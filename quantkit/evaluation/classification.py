@@ -32,8 +32,9 @@ from quantkit.errors import InputError, UsageError
 from quantkit.evaluation.classifier import Classifier, ImagePredictions, RejectedImage, StageSeconds
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.opened_model import OpenedModel, describe_assumption, open_model
+from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.ir.tensor import Array
-from quantkit.model import RANDOM_WEIGHTS_NOTE, Model, as_model
+from quantkit.model import Model, as_model
 from quantkit.progress import OnMessage, ignore_image, ignore_message
 from quantkit.runtimes import AUTO
 from quantkit.runtimes.session import RuntimeVersion, SessionOptions, SkippedRuntime

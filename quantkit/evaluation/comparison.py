@@ -37,9 +37,10 @@ from quantkit.evaluation.comparison_run import ComparisonRun
 from quantkit.evaluation.comparison_samples import ComparisonSamples, DatasetSamples, RandomSamples
 from quantkit.evaluation.layer_comparison import FLOOR, LayerComparison
 from quantkit.evaluation.limited_process import limits_isa
+from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.ir.difference import EQUAL, differences
 from quantkit.ir.graph import Graph
-from quantkit.model import RANDOM_WEIGHTS_NOTE, Model, as_model
+from quantkit.model import Model, as_model
 from quantkit.model.early_checks import check_sources
 from quantkit.model.endpoints import choose_image_endpoints
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from quantkit.zoo.cards import ModelCard
 
 Value = TypeVar("Value")
-RANDOM_WEIGHTS_NOTE = "random weights: latency is valid, predictions are not"
 
 
 @dataclass(frozen=True, repr=False)
@@ -260,9 +259,9 @@ class Model:
     @public
     def save(self, path: str | os.PathLike[str], *, format: str | None = None, as_text: bool | None = None) -> None:
         """Write the model in the format of the path's suffix; see `quantkit.save`."""
-        from quantkit.model.exporters.files import save
+        from quantkit.model.exporters.files import choose_output_file
 
-        save(self, path, format=format, as_text=as_text)
+        choose_output_file(path, format=format, as_text=as_text).write(self.graph, self.signature)
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts about the model as a JSON document."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from quantkit.drawing import BoxStyle, Item, Page, escape_text, html_page, render_svg, split_into_pages
 from quantkit.ir.graph import Graph
-from quantkit.recipes.trace_document import CHANGED, SAME, function_bodies
+from quantkit.recipes.graph_documents import CHANGED, SAME, function_bodies
 
 # Maximum number of listed changes or skips of one step; the JSON document has all.
 MAX_LINES = 300
@@ -22,7 +22,7 @@ def trace_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
     """Return the page of a trace.
 
     Args:
-        document: result of `trace_document`.
+        document: result of `Trace.document`.
         before, after: graphs before and after the run.
 
     Returns:

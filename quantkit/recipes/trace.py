@@ -1,22 +1,25 @@
 """Record of a run: the changes, skips and checks of each step, with the graph before and after."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import CheckError
+from quantkit import formats
+from quantkit.errors import CheckError, UsageError
+from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Skip
-from quantkit.model import RANDOM_WEIGHTS_NOTE
 from quantkit.recipes.grammar import Step
+from quantkit.recipes.graph_documents import graph_documents
+from quantkit.recipes.page import trace_page
 from quantkit.recipes.recipe import Recipe
-from quantkit.recipes.trace_file import write_trace
 from quantkit.transforms.registry import Claim
 
-SCHEMA = "quantkit.transform/1"
+SCHEMA, TRACE_SCHEMA = "quantkit.transform/1", "quantkit.trace/1"
 # Action after a failed check: stop the run, or undo the step and continue.
 STOP, SKIP = "stop", "skip"
 # Number of changes of one step in a text; the verbose text has all.
@@ -170,7 +173,28 @@ class Trace:
             UsageError: the path has another suffix.
             InputError: the path is not writable.
         """
-        write_trace(self, Path(path))
+        path = Path(path)
+        check_trace_path(path)
+        document = self.document()
+        if path.suffix.lower() == ".html":
+            text = trace_page(document, self.before, self.after)
+        else:
+            text = json.dumps(document, indent=1) + "\n"
+        formats.files.write_whole(path, lambda file: file.write(text.encode()))
+
+    def document(self) -> dict[str, Any]:
+        """Return the records and all nodes of both graphs as JSON values.
+
+        Raises:
+            GraphError: a graph is not well formed.
+        """
+        return {
+            "schema": TRACE_SCHEMA,
+            "model": self.model,
+            "recipe": str(self.recipe),
+            "steps": [record.to_json() for record in self.records],
+            **graph_documents(self.before, self.after),
+        }
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -186,6 +210,18 @@ class Trace:
             rows.append((str(record.step), nodes, str(len(record.changes)), str(len(record.skips)), result))
         cells = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in rows)
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def check_trace_path(path: Path) -> None:
+    """Check, before any work, that a trace can be written.
+
+    Raises:
+        UsageError: the suffix is neither ``.json`` nor ``.html``, or the path cannot be a file.
+        InputError: the path is not writable.
+    """
+    if path.suffix.lower() not in (".json", ".html"):
+        raise UsageError(f"a trace cannot be written to {path.name}", hint="name a file that ends in .json or .html")
+    formats.check_target(path)
 
 
 def run_check(check: Check | None, before: Graph, after: Graph, transform: Claim, on_mismatch: str) -> tuple[str, str]:

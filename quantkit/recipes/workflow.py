@@ -34,8 +34,7 @@ from quantkit.model.exporters.files import OutputFile
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.recipes.driver import RecipeLike, as_recipe, run
 from quantkit.recipes.recipe import Recipe
-from quantkit.recipes.trace import SKIP, STOP, Trace
-from quantkit.recipes.trace_file import check_trace_path
+from quantkit.recipes.trace import SKIP, STOP, Trace, check_trace_path
 from quantkit.transforms.plugins import load_file
 from quantkit.transforms.registry import REGISTRY
 

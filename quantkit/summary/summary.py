@@ -8,12 +8,12 @@ from typing import Any
 from quantkit import formats
 from quantkit.arguments import public, without_none
 from quantkit.errors import CheckError, UsageError
-from quantkit.facts import facts_table
+from quantkit.facts import RANDOM_WEIGHTS_NOTE, facts_table
 from quantkit.formats import onnx
 from quantkit.formats.sizes import count_file_bytes
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.model import RANDOM_WEIGHTS_NOTE, as_model
+from quantkit.model import as_model
 from quantkit.ops.batch import with_batch_one
 from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.shape_inference import infer_shapes

@@ -10,8 +10,9 @@ import quantkit as qk
 from quantkit.arguments import type_name
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import UsageError
+from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.ir.graph import Edge, Graph
-from quantkit.model import RANDOM_WEIGHTS_NOTE, Model, as_model
+from quantkit.model import Model, as_model
 
 FOLDED = "strip_unused_nodes fold_constants fold_old_batch_norms fold_batch_norms"
 DIGITS_PREPROCESSING = Preprocessing(height=16, width=16, channels=1, mean=128, std=128)

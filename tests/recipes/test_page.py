@@ -13,7 +13,6 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.recipes import parse, run
 from quantkit.recipes.page import trace_page
-from quantkit.recipes.trace_document import trace_document
 
 FLOAT = {"T": DType.FLOAT}
 HOSTILE = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "<!--<script>", "a\u2028b", "&amp;"]
@@ -35,7 +34,7 @@ def make_page(names: list[str], recipe: str = "remove_nodes(op=Identity)") -> st
     after, trace = run(steps, before)
     for record in trace.records:
         object.__setattr__(record, "seconds", 0.001)
-    return trace_page(trace_document(replace(trace, model="<model>")), before, after)
+    return trace_page(replace(trace, model="<model>").document(), before, after)
 
 
 class Page(HTMLParser):
@@ -97,7 +96,7 @@ def test_steps_ops_and_both_graphs_are_shown() -> None:
 def test_results_of_a_verification_have_a_column_only_with_it() -> None:
     before = graph(["a"])
     _, trace = run(parse("remove_nodes(op=Identity)"), before)
-    document = trace_document(trace)
+    document = trace.document()
     assert "check</th>" not in trace_page(document, before, before)
     document["steps"][0]["check"] = "equal outputs"
     page = trace_page(document, before, before)
@@ -142,7 +141,7 @@ def test_functions_have_their_own_scope() -> None:
     """)
     steps = parse("inline_functions remove_unused_functions")
     after, trace = run(steps, before)
-    document = trace_document(trace)
+    document = trace.document()
     assert [node["name"] for node in document["before"]["functions"]["double"]] == ["a", "s"]
     assert {node["fate"] for node in document["before"]["functions"]["double"]} == {"gone"}
     assert document["after"]["functions"] == {}
@@ -171,7 +170,7 @@ def test_labels_of_groups_begin_with_a_name() -> None:
         nodes.append(Node(f"{'long' * 9}{number}", "Neg", (Edge(nodes[-1].name),), (), FLOAT))
     before = Graph.of(nodes, [""], [nodes[-1].name])
     _, trace = run(parse("fold_pads"), before)
-    text = trace_page(trace_document(trace), before, before)
+    text = trace_page(trace.document(), before, before)
     labels = [label for label in re.findall(r'class="first">([^<]*)', text) if " ... " in label]
     assert labels
     assert all(re.fullmatch(r"…[long]+\d+ \.\.\. …[long]+\d+", label) for label in labels)
@@ -181,7 +180,7 @@ def test_document_has_the_state_of_each_node() -> None:
     before = graph(["a"])
     steps = parse("remove_nodes(op=Identity) quantize_weights(minimum_size=1)")
     _, trace = run(steps, before)
-    document = trace_document(trace)
+    document = trace.document()
     assert json.loads(json.dumps(document)) == document
     assert document["schema"] == "quantkit.trace/1"
     fates = {node["name"]: node["fate"] for node in document["before"]["nodes"]}

@@ -4,16 +4,15 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from quantkit import formats
-from quantkit.arguments import expand_user, public, require_flag, require_path, require_text, type_name, without_none
+from quantkit.arguments import expand_user, require_flag, require_path, require_text, without_none
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.formats import graphdef, onnx
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Graph
 from quantkit.model.exporters import EXPORTERS
-from quantkit.model.loading import as_model
 
 OUTPUT_KINDS = tuple(EXPORTERS)
 SUFFIXES = {suffix: kind for suffix, kind in formats.SUFFIXES.items() if kind in EXPORTERS}
@@ -136,46 +135,19 @@ class OutputFile:
         return EXPORTERS[self.kind].write(graph, self.path, signature)
 
 
-@public
-def save(
-    model: Any,
-    path: str | os.PathLike[str],
-    *,
-    as_text: bool | None = None,
-    format: str | None = None,
-    signature: Signature | None = None,
-) -> None:
-    """Write a model in the format of the path's suffix; the file appears complete or not at all.
-
-    Args:
-        model: a `Model`, or any value that `quantkit.load` takes; TensorFlow ops are converted for
-            a ``.onnx`` file, ONNX ops for all other formats.
-        path: ``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, or a folder (new with a ``/`` at the end,
-            or empty) for a SavedModel. The weights of an ONNX model over 2 GiB go to ``PATH.data``.
-            Any other suffix is that of a GraphDef, with a warning, unless it resembles one of these.
-        as_text: True for the text form of a GraphDef, False for the binary form; if None the suffix
-            decides.
-        format: key of `EXPORTERS`, which overrides the suffix.
-        signature: names of the inputs and outputs of a SavedModel for its callers; if None the
-            model's own.
+def choose_output_file(
+    path: str | os.PathLike[str], *, as_text: bool | None = None, format: str | None = None
+) -> OutputFile:
+    """Return the file that `quantkit.save` writes; see there for the arguments.
 
     Raises:
-        UsageError: the path cannot be written, or `model` has another type.
-        InputError: the disk is full, or the path is not writable.
-        GraphError: the graph is larger than the format allows.
-        UnavailableError: an op has no equivalent in the format.
+        UsageError: an argument has another type, or the path names no format that can be written.
     """
     require_path(path=path)
     require_flag(**without_none(as_text=as_text))
     require_text(**without_none(format=format))
-    if signature is not None and not isinstance(signature, Signature):
-        raise UsageError(
-            f"signature is {type_name(signature)}, and must be a Signature",
-            hint="load(model, signature=NAME) selects one",
-        )
     kind = "graphdef" if format is None and as_text is False and os.fspath(path).endswith(".pbtxt") else format
     file = OutputFile.of(path, kind, as_text=bool(as_text))
     if file.is_guess:
-        warnings.warn(file.guess_text, stacklevel=2)
-    model = as_model(model)
-    file.write(model.graph, signature or model.signature)
+        warnings.warn(file.guess_text, stacklevel=3)
+    return file

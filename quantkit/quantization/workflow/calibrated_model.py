@@ -1,8 +1,9 @@
 """First half of a quantization: from a model and data to a plan and ranges."""
 
 from quantkit.data import Dataset
+from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.formats import onnx
-from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
+from quantkit.model import Model
 from quantkit.progress import Progress
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target

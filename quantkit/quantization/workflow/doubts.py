@@ -6,8 +6,9 @@ import numpy as np
 
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.evaluation.classification_metrics import as_probabilities
+from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.ir.tensor import Array
-from quantkit.model import RANDOM_WEIGHTS_NOTE, Model
+from quantkit.model import Model
 from quantkit.quantization.ranges import Provenance
 from quantkit.quantization.workflow.float_reference import FloatReference
 

@@ -40,7 +40,7 @@ from quantkit.quantization.targets import Target, find_target, targets
 from quantkit.quantization.targets.base import BFLOAT16, FLOAT
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes.named import find_recipe
-from quantkit.recipes.trace_file import check_trace_path
+from quantkit.recipes.trace import check_trace_path
 from quantkit.runtimes import AUTO
 from quantkit.runtimes.tensorflow_library import available as tensorflow_available
 from quantkit.transforms.registry import REGISTRY

@@ -18,7 +18,8 @@ from quantkit.formats.graphdef.schema import parse
 from quantkit.formats.onnx import writer as onnx_writer
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
-from quantkit.model.exporters.files import OutputFile, save
+from quantkit.model.exporters.files import OutputFile
+from quantkit.model.saving import save
 from quantkit.runtimes import find_runtime
 
 FLOAT = {"T": DType.FLOAT}

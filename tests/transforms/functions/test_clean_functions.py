@@ -21,7 +21,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.ir.text import from_text, to_text
 from quantkit.model import load
-from quantkit.model.exporters.files import save
+from quantkit.model.saving import save
 from quantkit.recipes import rewrite
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes import open_session

@@ -1,8 +1,8 @@
-"""Document of a trace: the records, with every node of both graphs."""
+"""Documents of the graphs before and after a run: every node, with its difference."""
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quantkit.errors import GraphError
 from quantkit.ir.difference import attribute_text, difference
@@ -10,10 +10,6 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 
-if TYPE_CHECKING:
-    from quantkit.recipes.trace import Trace
-
-SCHEMA = "quantkit.trace/1"
 # State of a node: same, changed or gone in the graph before; same, changed or new in the graph after.
 SAME, CHANGED, REMOVED, NEW = "same", "changed", "gone", "new"
 EMPTY = Graph.of(())
@@ -21,20 +17,13 @@ EMPTY = Graph.of(())
 MAX_CHARACTERS = 400
 
 
-def trace_document(trace: "Trace") -> dict[str, Any]:
-    """Return the records and all nodes of both graphs as JSON values.
+def graph_documents(before: Graph, after: Graph) -> dict[str, Any]:
+    """Return all nodes of two graphs as JSON values, with the difference of each node from the other graph.
 
     Raises:
         GraphError: a graph is not well formed.
     """
-    return {
-        "schema": SCHEMA,
-        "model": trace.model,
-        "recipe": str(trace.recipe),
-        "steps": [record.to_json() for record in trace.records],
-        "before": _graph(trace.before, trace.after, REMOVED),
-        "after": _graph(trace.after, trace.before, NEW),
-    }
+    return {"before": _graph(before, after, REMOVED), "after": _graph(after, before, NEW)}
 
 
 def function_bodies(graph: Graph) -> dict[str, Graph]:
