@@ -7,7 +7,7 @@ made from a copy of the checkout in another folder, on another date (faketime), 
 OpenVINO, TensorFlow, NumPy and OpenBLAS held to AVX2. Some networks are also quantized for ONNX Runtime, here and on
 an emulated Haswell (`qemu-user`), where it calibrates with its AVX2 kernels; OpenVINO computes some networks wrongly in
 the emulator. With ``--python``, another interpreter quantizes all networks. Files that exist in BUILD are not made
-again.
+again; results of other networks stay in the file.
 """
 
 import argparse
@@ -116,6 +116,9 @@ def main() -> None:
             title: run(build, name, emulated, ROOT, {}, *commands[name]) for name, title in ONNXRUNTIME.items()
         }
     rows: list[dict[str, Any]] = []
+    if options.save.exists():
+        earlier = json.loads(options.save.read_text())["rows"]
+        rows = [row for row in earlier if row["name"] not in names]
     for name in names:
         groups = [
             {where: each[name] for where, each in group.items() if name in each} for group in (digests, emulation)
