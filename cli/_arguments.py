@@ -2,13 +2,28 @@
 
 import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
 from math import isfinite
 from typing import Any
 
-from quantkit.arguments import keywords_of, parse_duration, parse_percentage
+from quantkit.arguments import (
+    keywords_of,
+    parse_duration,
+    parse_percentage,
+    require_divisors,
+    require_duration,
+    require_fraction,
+    require_names,
+    require_natural,
+    require_number,
+    require_numbers,
+    require_positive,
+    require_ratio,
+)
 from quantkit.errors import UsageError
 from quantkit.limits import Limits
+from quantkit.options import DeclaredOption, declarations
 
 
 def options_of(function: Callable[..., Any], args: Namespace, *omitted: str) -> dict[str, Any]:
@@ -23,6 +38,53 @@ def options_of(function: Callable[..., Any], args: Namespace, *omitted: str) -> 
     return {name: value for name, value in vars(args).items() if name in names}
 
 
+def add_options(
+    parser: _ActionsContainer,
+    options: type,
+    *,
+    first: Sequence[str] = (),
+    since: str = "",
+    until: str = "",
+    **changes: dict[str, Any],
+) -> None:
+    """Add the flags of options, in the order of their declarations; those of `LoadingOptions` are model flags.
+
+    Args:
+        parser: parser of the command, or a group of its flags.
+        options: class of options.
+        first: names of options in front of all others.
+        since: name of the first option that is added (default: the first one of the class).
+        until: name of the first option that is not added (default: none).
+        changes: arguments of ``add_argument`` that differ, by name of the option.
+    """
+    from quantkit.model.options import LoadingOptions
+
+    excluded = () if options is LoadingOptions else LoadingOptions.__annotations__
+    declared = {each.name: each for each in declarations(options) if each.name not in excluded}
+    names = list(dict.fromkeys((*first, *declared)))
+    for name in names[names.index(since) if since else 0 : names.index(until) if until else None]:
+        if declared[name].option.help:
+            _add_option(parser, declared[name], changes.get(name, {}))
+
+
+def _add_option(parser: _ActionsContainer, declared: DeclaredOption, changes: dict[str, Any]) -> None:
+    option, metavar = declared.option, declared.option.metavar
+    keywords: dict[str, Any] = {"help": option.help.replace("%", "%%")}
+    if declared.type is bool:
+        keywords["action"] = "store_true"
+    else:
+        keywords |= {
+            "choices": tuple(option.choices) or None,
+            "metavar": (metavar() if callable(metavar) else metavar) or None,
+        }
+        keywords |= {"type": _PARSERS.get(option.check), "dest": declared.name}
+        is_required = option.is_required or declared.default is MISSING
+        keywords |= {"required": True} if is_required else {"default": declared.default}
+    keywords |= _SPECIAL.get(declared.name, {}) | changes
+    names = keywords.pop("names", (f"--{declared.name.replace('_', '-')}",))
+    parser.add_argument(*names, **keywords)
+
+
 def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], object] | None = None) -> None:
     """Add the flags of every command that takes a MODEL: how it is loaded, plugins and libraries of custom ops.
 
@@ -30,14 +92,11 @@ def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], obj
         parser: parser of the command.
         parse_endpoints: parser of the values of ``--inputs`` and ``--outputs``; None: `parse_names`.
     """
+    from quantkit.model.options import LoadingOptions
+
     flags = parser.add_argument_group("model")
-    add_endpoints(flags, parse_endpoints)
-    add_saved_model(flags)
-    flags.add_argument(
-        "--checkpoint", metavar="PREFIX", help="checkpoint with the variables of a GraphDef that is not frozen"
-    )
-    add_random_weights(flags)
-    add_offline(flags)
+    endpoints = {"type": parse_endpoints or parse_names, "metavar": "NAMES"}
+    add_options(flags, LoadingOptions, inputs=endpoints, outputs=endpoints)
     add_limits(flags)
     add_plugin(flags)
     flags.add_argument(
@@ -48,33 +107,11 @@ def add_model_flags(parser: ArgumentParser, parse_endpoints: Callable[[str], obj
     )
 
 
-def add_endpoints(parser: _ActionsContainer, parse_endpoints: Callable[[str], object] | None = None) -> None:
-    """Add ``--inputs`` and ``--outputs``."""
-    for name in ("input", "output"):
-        parser.add_argument(
-            f"--{name}s",
-            type=parse_endpoints or parse_names,
-            metavar="NAMES",
-            help=f"comma-separated {name} names (default: from the model card, else inferred)",
-        )
-
-
-def add_saved_model(parser: _ActionsContainer) -> None:
-    """Add the flags that select a graph and a signature of a SavedModel."""
-    parser.add_argument("--signature", help="signature of a SavedModel (default: serving_default)")
-    parser.add_argument("--tags", type=parse_names, help="comma-separated tags of a SavedModel graph (default: serve)")
-
-
-def add_random_weights(parser: _ActionsContainer) -> None:
-    """Add ``--random-weights``."""
-    parser.add_argument(
-        "--random-weights", action="store_true", help="build the architecture of a model card with random weights"
-    )
-
-
 def add_offline(parser: _ActionsContainer) -> None:
     """Add ``--offline``."""
-    parser.add_argument("--offline", action="store_true", help="never download; fail if the model is not cached")
+    from quantkit.model.options import OFFLINE
+
+    parser.add_argument("--offline", action="store_true", help=OFFLINE.help)
 
 
 def add_limits(parser: _ActionsContainer) -> None:
@@ -115,124 +152,10 @@ def add_output_flags(parser: ArgumentParser) -> None:
     flags.add_argument("--debug", action="store_true", default=SUPPRESS, help="print the traceback of an error")
 
 
-def add_threads(parser: ArgumentParser) -> None:
-    """Add the thread counts of a runtime."""
-    parser.add_argument(
-        "--intra-op", type=parse_positive, help="number of threads within one op (default: the runtime's choice)"
-    )
-    parser.add_argument(
-        "--inter-op", type=parse_positive, help="number of ops that run in parallel (default: the runtime's choice)"
-    )
-
-
-def add_isa(parser: ArgumentParser) -> None:
-    """Add the instruction set of oneDNN."""
-    from quantkit.runtimes.runtime import ISAS
-
-    parser.add_argument(
-        "--isa",
-        choices=tuple(ISAS),
-        help="limit OpenVINO and TensorFlow to the kernels of this instruction set (default: all of the processor)",
-    )
-
-
-def add_precision(parser: ArgumentParser, subject: str = "") -> None:
-    """Add the arithmetic of a runtime.
-
-    Args:
-        parser: parser of the command.
-        subject: model that the flag applies to, with a leading space; empty if it applies to all.
-    """
-    from quantkit.runtimes.session import PRECISIONS
-
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default="float32",
-        help=f"lowest precision that the runtime may compute in{subject} (default: float32)",
-    )
-
-
-def add_size(parser: ArgumentParser) -> None:
-    """Add the size that images are resized to."""
-    for side in ("width", "height"):
-        parser.add_argument(
-            f"--input-{side}",
-            type=_parse_size,
-            help=f"{side} of the resized images in pixels (default: from the model)",
-        )
-
-
-def add_normalization(parser: ArgumentParser) -> None:
-    """Add the order of the channels and the normalization (pixels - mean) / std."""
-    from quantkit.data.preprocessing import COLOR_ORDERS
-
-    source = "(default: from the file, else from the model card, else from a scaling layer, else 128)"
-    parser.add_argument(
-        "--input-color-order",
-        choices=COLOR_ORDERS,
-        help="order of the channels of the input (default: from the file, else rgb)",
-    )
-    parser.add_argument(
-        "--input-mean",
-        type=_parse_numbers,
-        help=f"value subtracted from the pixels, or one per channel such as 123.68,116.78,103.94 {source}",
-    )
-    parser.add_argument(
-        "--input-std",
-        type=_parse_divisors,
-        help=f"value the pixels are then divided by, or one per channel {source}",
-    )
-
-
-def add_classifier_flags(parser: ArgumentParser) -> None:
-    """Add labels, endpoints and preprocessing of an image classifier, with label_image's flag names."""
-    parser.add_argument(
-        "--labels",
-        help="label file: one label per line, or the 2015 label map (default: the model's own)",
-    )
-    parser.add_argument(
-        "--input-layer", default="", help="input name (default: from the model card, else the image input)"
-    )
-    parser.add_argument("--output-layer", default="", help="name of the class scores (default: from the model card)")
-    add_size(parser)
-    add_normalization(parser)
-
-
-def add_dataset(parser: ArgumentParser) -> None:
-    """Add the dataset of a model, the number of samples, and the runtime."""
-    from quantkit.data import DATA_KINDS
-    from quantkit.evaluation.accuracy import BATCH
-
-    parser.add_argument("--data", required=True, help=f"dataset: {DATA_KINDS}")
-    parser.add_argument("--limit", type=parse_positive, help="maximum number of samples, a fixed subset (default: all)")
-    parser.add_argument(
-        "--batch",
-        type=parse_positive,
-        default=BATCH,
-        help=f"samples per run for models with a dynamic batch (default: {BATCH})",
-    )
-    parser.add_argument(
-        "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
-    )
-
-
 def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool = False) -> None:
     """Add a flag in TensorFlow's three spellings: ``--name``, ``--name=true`` and ``--name=false``."""
     parser.add_argument(
         name, nargs="?", const=True, default=default, type=parse_boolean, metavar="true|false", help=text
-    )
-
-
-def add_input_shape(parser: _ActionsContainer) -> None:
-    """Add ``--input-shape``."""
-    parser.add_argument(
-        "--input-shape",
-        type=_parse_shape,
-        action="append",
-        dest="input_shapes",
-        metavar="NAME:SIZES",
-        help="sizes of an input with dynamic dimensions, for example x:1x3x640x640; may be repeated",
     )
 
 
@@ -343,3 +266,28 @@ def _parse_divisors(text: str) -> float | tuple[float, ...]:
     if 0 in (numbers if isinstance(numbers, tuple) else (numbers,)):
         raise ArgumentTypeError(f"{text!r} is not a number to divide by")
     return numbers
+
+
+# Parser of the text of a flag, by the check of its option; other texts are values.
+_PARSERS: Mapping[Callable[..., object] | None, Callable[[str], Any]] = {
+    require_duration: parse_seconds,
+    require_divisors: _parse_divisors,
+    require_fraction: parse_fraction,
+    require_names: parse_names,
+    require_natural: parse_natural,
+    require_number: parse_number,
+    require_numbers: _parse_numbers,
+    require_positive: parse_positive,
+    require_ratio: parse_ratio,
+}
+# Arguments of ``add_argument`` for options whose flag has another form in every command.
+_SPECIAL: Mapping[str, dict[str, Any]] = {
+    "input_width": {"type": _parse_size},
+    "input_height": {"type": _parse_size},
+    "input_shapes": {
+        "names": ("--input-shape",),
+        "type": _parse_shape,
+        "action": "append",
+        "metavar": "NAME:SIZES",
+    },
+}

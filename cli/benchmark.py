@@ -9,23 +9,21 @@ from typing import Any
 from quantkit.arguments import without_none
 from quantkit.benchmark import Benchmark, BenchmarkInterrupted, NotMeasuredError, benchmark, profile_layers
 from quantkit.benchmark.report_page import save_page, save_page_with_layers
+from quantkit.benchmark.sampling.selection import CandidateOptions
+from quantkit.benchmark.sweep.workflow import SweepOptions
+from quantkit.benchmark.workflow import SamplingArguments
 from quantkit.errors import UsageError
 from quantkit.formats import check_outputs
 
 from ._app import INTERRUPTED
 from ._arguments import (
-    add_input_shape,
-    add_isa,
     add_model_flags,
-    add_threads,
+    add_options,
     options_of,
     parse_boolean,
     parse_interval_width,
-    parse_natural,
-    parse_positive,
     parse_precisions,
     parse_ratio,
-    parse_seconds,
 )
 from ._render import emit, log, show_progress
 
@@ -53,45 +51,30 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="MODEL",
         help="model file or model card; FILE@RUNTIME selects its runtime; a file of --save is shown again",
     )
-    parser.add_argument(
-        "--runtime", default="auto", help="runtime for models without @RUNTIME (default: the fastest installed one)"
+    add_options(
+        parser,
+        CandidateOptions,
+        first=["runtime"],
+        until="environment",
+        precision={"type": parse_precisions},
+        cpus={"type": parse_cpus},
+        spinning={"type": parse_boolean, "metavar": "true|false"},
     )
-    _add_inputs(parser)
-    _add_process(parser)
-    _add_samples(parser)
-    _add_search(parser)
+    _add_environment(parser)
+    add_options(parser, SamplingArguments, interval_width={"type": parse_interval_width}, seed={"type": int})
+    parser.add_argument(
+        "--sweep", action="store_true", help="search for the fastest settings of each model within --time-budget"
+    )
+    add_options(parser, SweepOptions, first=["resume"], until="models", resume={"type": Path})
+    add_options(parser, CandidateOptions, since="log_placement")
+    parser.add_argument(
+        "--profile", action="store_true", help="measure the time by layer of the first model instead of the latency"
+    )
     _add_outputs(parser)
     add_model_flags(parser)
 
 
-def _add_inputs(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--streams", type=parse_positive, help="number of calls at the same time, to measure the throughput"
-    )
-    parser.add_argument("--batch", type=parse_positive, help="batch size for models with a dynamic batch (default: 1)")
-    add_input_shape(parser)
-    parser.add_argument("--data", help="images or arrays (.npz by input name) as inputs (default: random inputs)")
-    parser.add_argument(
-        "--end-to-end", action="store_true", help="also decode, resize and normalize the images of --data in each call"
-    )
-
-
-def _add_process(parser: ArgumentParser) -> None:
-    add_threads(parser)
-    add_isa(parser)
-    parser.add_argument(
-        "--precision",
-        type=parse_precisions,
-        default=("float32",),
-        help="arithmetic that the runtime may use; several, as float32,bfloat16, give one row each (default: float32)",
-    )
-    parser.add_argument(
-        "--cpus", type=parse_cpus, default=(), help="CPUs of the processes, as 0,1 or 0-3 (default: all)"
-    )
-    parser.add_argument("--device", default="cpu", help="cpu, gpu or gpu:N (default: cpu)")
-    parser.add_argument(
-        "--spinning", type=parse_boolean, metavar="true|false", help="allow idle threads of ONNX Runtime to spin"
-    )
+def _add_environment(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--env",
         type=parse_variable,
@@ -104,43 +87,6 @@ def _add_process(parser: ArgumentParser) -> None:
     parser.add_argument("--kmp-blocktime", help="set KMP_BLOCKTIME: milliseconds that idle OpenMP threads spin")
     parser.add_argument("--kmp-settings", help="set KMP_SETTINGS: with 1, OpenMP prints its settings")
     parser.add_argument("--omp-num-threads", help="set OMP_NUM_THREADS for the processes")
-
-
-def _add_samples(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--runs", type=parse_positive, help="samples of each model (default: 6 to 200 in each of its processes)"
-    )
-    parser.add_argument(
-        "--processes",
-        type=parse_positive,
-        help="processes of each model (default: 3, 5, 10 or 20, until it is clear)",
-    )
-    parser.add_argument(
-        "--interval-width",
-        type=parse_interval_width,
-        metavar="WIDTH",
-        help="stop when each interval is narrower than this, for example 2%% (default: when the comparison is clear)",
-    )
-    parser.add_argument("--warmup", type=parse_natural, help="warm-up iterations (default: until latency is stable)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the data and of the order of the rounds (default: 0)"
-    )
-    parser.add_argument(
-        "--time-budget", type=parse_seconds, default=600.0, help="total time limit, for example 90s (default: 10m)"
-    )
-
-
-def _add_search(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--sweep", action="store_true", help="search for the fastest settings of each model within --time-budget"
-    )
-    parser.add_argument(
-        "--resume", type=Path, metavar="FILE.json", help="keep the finished trials of --sweep in this file, and resume"
-    )
-    parser.add_argument("--log-placement", action="store_true", help="report the device of each op")
-    parser.add_argument(
-        "--profile", action="store_true", help="measure the time by layer of the first model instead of the latency"
-    )
 
 
 def _add_outputs(parser: ArgumentParser) -> None:
@@ -194,8 +140,9 @@ def _run_benchmark(args: Namespace) -> int:
     _print_result(args, result)
     if args.html is not None:
         with show_progress(args) as on_progress:
-            options = _options_of(save_page_with_layers, args)
-            save_page_with_layers(args.html, result, **options, on_progress=on_progress)
+            options = _options_of(profile_layers, args)
+            command_line = args.command_line
+            save_page_with_layers(args.html, result, **options, command_line=command_line, on_progress=on_progress)
     if args.fail_below is not None:
         result.check_speedups(args.fail_below)
     result.check_measured()

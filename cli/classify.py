@@ -7,17 +7,10 @@ from quantkit.arguments import expand_user
 from quantkit.data import find_images
 from quantkit.errors import UsageError
 from quantkit.evaluation import Classification, EvaluationInterrupted, ImagePredictions, classify_images
-from quantkit.evaluation.classification import DEFAULT_MODEL
+from quantkit.evaluation.classification import DEFAULT_MODEL, ClassifyKeywords
 from quantkit.evaluation.classifier import RejectedImage
 
-from ._arguments import (
-    add_classifier_flags,
-    add_model_flags,
-    add_precision,
-    add_threads,
-    options_of,
-    parse_positive,
-)
+from ._arguments import add_model_flags, add_options, options_of
 from ._loading import named_model
 from ._render import console, emit, log
 
@@ -37,14 +30,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command and those of label_image."""
     parser.add_argument("images", nargs="*", metavar="IMAGE", help="JPEG, PNG, BMP, GIF or WebP file, or a folder")
     parser.add_argument("--model", help=f"model file, SavedModel folder, or model card (default: {DEFAULT_MODEL})")
-    parser.add_argument("--runtime", default="auto", help="name of a runtime (default: the fastest installed one)")
-    parser.add_argument("--top", type=parse_positive, default=5, help="number of classes per image (default: 5)")
+    add_options(parser, ClassifyKeywords, until="on_image")
     parser.add_argument("--image", action="append", default=[], help="image file; the spelling of label_image")
     parser.add_argument("--graph", help="same as --model; the spelling of label_image")
     parser.add_argument("--classic", action="store_true", help="print the output of label_image")
-    add_classifier_flags(parser)
-    add_threads(parser)
-    add_precision(parser)
+    add_options(parser, ClassifyKeywords, since="on_image")
     add_model_flags(parser)
 
 

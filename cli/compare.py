@@ -8,20 +8,11 @@ from quantkit.evaluation import (
     compare,
     compare_structure,
 )
-from quantkit.evaluation.comparison import MAX_IMAGES, RANDOM_SAMPLES
-from quantkit.evaluation.layer_comparison import FLOOR, LEGEND, MAX_ROWS
+from quantkit.evaluation.comparison import CompareOptions
+from quantkit.evaluation.layer_comparison import LEGEND, MAX_ROWS
 
 from ._app import INTERRUPTED
-from ._arguments import (
-    add_isa,
-    add_model_flags,
-    add_normalization,
-    add_precision,
-    add_threads,
-    options_of,
-    parse_number,
-    parse_positive,
-)
+from ._arguments import add_model_flags, add_options, options_of, parse_positive
 from ._loading import check_models, model_and_runtime
 from ._render import emit, log, show_progress
 
@@ -39,37 +30,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("first", metavar="A", help="reference model; FILE@RUNTIME selects its runtime")
     parser.add_argument("second", metavar="B", help="other version of the model, in the same or another format")
-    parser.add_argument(
-        "--data", help=f"dataset, in any form that evaluate accepts (default: {RANDOM_SAMPLES} seeded random inputs)"
-    )
-    parser.add_argument(
-        "--limit",
-        type=parse_positive,
-        help=f"maximum number of samples (default: {MAX_IMAGES} of a dataset, {RANDOM_SAMPLES} random inputs)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: 0)")
+    add_options(parser, CompareOptions, until="floor", seed={"type": int})
     parser.add_argument(
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: one that keeps all tensors)"
     )
-    parser.add_argument(
-        "--floor",
-        type=parse_number,
-        default=FLOOR,
-        help=f"flag layers with SQNR below this, in dB (default: {FLOOR:g})",
-    )
+    add_options(parser, CompareOptions, since="floor", until="min_sqnr")
     parser.add_argument(
         "--show", type=parse_positive, default=MAX_ROWS, help=f"number of rows, lowest SQNR first (default: {MAX_ROWS})"
     )
-    parser.add_argument(
-        "--min-sqnr", type=parse_number, help="exit 1 if a tensor is broken or its SQNR is below this, in dB"
-    )
-    parser.add_argument(
-        "--structure", action="store_true", help="compare nodes instead of values; exit 1 if they differ"
-    )
-    add_normalization(parser)
-    add_threads(parser)
-    add_isa(parser)
-    add_precision(parser, " for B; A runs in float32")
+    add_options(parser, CompareOptions, since="min_sqnr")
     add_model_flags(parser)
 
 

@@ -2,20 +2,10 @@
 
 from argparse import ArgumentParser, Namespace
 
-from quantkit.batch_inference import FORMATS, ROWS
 from quantkit.batch_inference import run as run_model
-from quantkit.batch_inference.workflow import RETRIES, SHARD_SIZE
-from quantkit.workers import CLUSTERS, DEVICES
+from quantkit.batch_inference.workflow import RunOptions
 
-from ._arguments import (
-    add_classifier_flags,
-    add_dataset,
-    add_model_flags,
-    add_precision,
-    options_of,
-    parse_natural,
-    parse_positive,
-)
+from ._arguments import add_model_flags, add_options, options_of
 from ._loading import check_models, model_and_runtime
 from ._render import emit, log, show_progress
 
@@ -33,43 +23,8 @@ missing shards only, for example after Ctrl-C.
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file or model card; FILE@RUNTIME selects its runtime")
-    add_dataset(parser)
-    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder of the result files")
-    parser.add_argument("--workers", type=parse_positive, default=1, help="number of worker processes (default: 1)")
-    parser.add_argument(
-        "--threads", type=parse_positive, help="threads of each worker (default: the cores, divided among the workers)"
-    )
-    parser.add_argument(
-        "--device",
-        choices=DEVICES,
-        default="cpu",
-        help="device of the workers; gpu: one GPU each (default: cpu)",
-    )
-    parser.add_argument(
-        "--cluster", choices=CLUSTERS, default="local", help="processes on this machine, or Ray (default: local)"
-    )
-    parser.add_argument("--address", default="", help="address of a running Ray cluster (default: Ray on this machine)")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="jsonl", help="form of the files (default: jsonl)")
-    parser.add_argument(
-        "--rows",
-        choices=ROWS,
-        default="auto",
-        help="content of the rows: the most probable class, or all outputs (default: classes for class scores)",
-    )
-    parser.add_argument(
-        "--shard-size",
-        type=parse_positive,
-        default=SHARD_SIZE,
-        help=f"samples per result file (default: {SHARD_SIZE})",
-    )
-    parser.add_argument(
-        "--retries",
-        type=parse_natural,
-        default=RETRIES,
-        help=f"attempts after the first one, for each shard (default: {RETRIES})",
-    )
-    add_classifier_flags(parser)
-    add_precision(parser)
+    first = ("data", "limit", "batch", "runtime", "output")
+    add_options(parser, RunOptions, first=first, output={"names": ("-o", "--output")})
     add_model_flags(parser)
 
 

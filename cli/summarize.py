@@ -3,8 +3,9 @@
 from argparse import ArgumentParser, Namespace
 
 from quantkit.errors import UsageError
+from quantkit.model.options import ShapeOptions
 
-from ._arguments import add_input_shape, add_model_flags
+from ._arguments import add_model_flags, add_options
 from ._loading import named_model
 from ._render import emit
 
@@ -39,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--check-build", action="store_true", help="with --for: build the file with TensorRT-RTX, which needs no GPU"
     )
-    add_input_shape(parser)
+    add_options(parser, ShapeOptions)
     add_model_flags(parser)
 
 

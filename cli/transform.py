@@ -8,12 +8,13 @@ from quantkit import formats
 from quantkit.arguments import expand_user
 from quantkit.errors import UsageError
 from quantkit.model.exporters.files import OUTPUT_KINDS
+from quantkit.model.options import ShapeOptions
 from quantkit.progress import Progress
 from quantkit.recipes import transform
 from quantkit.recipes.named import RECIPES, find_recipe, parse_transforms
 from quantkit.recipes.trace import SKIP, STOP
 
-from ._arguments import add_boolean, add_input_shape, add_model_flags, options_of, parse_names
+from ._arguments import add_boolean, add_model_flags, add_options, options_of, parse_names
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -55,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="backend for constant folding (default: numpy)",
     )
     _add_verification(parser)
-    add_input_shape(parser)
+    add_options(parser, ShapeOptions)
     add_model_flags(parser, parse_endpoints=str)
 
 

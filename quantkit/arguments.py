@@ -71,6 +71,8 @@ def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
     ((), ('value', 'name'))
     """
     constructed: Any = function
+    if (signature := getattr(function, "__signature__", None)) is not None:
+        return tuple(signature.parameters)
     function = unwrap(constructed.__init__ if isinstance(function, type) else function)
     code = function.__code__
     count = code.co_argcount + code.co_kwonlyargcount
@@ -296,6 +298,16 @@ def parse_duration(value: Any, name: str = "the time") -> float:
             hint="a plain number counts seconds",
         )
     return seconds
+
+
+def require_duration(**arguments: Any) -> None:
+    """Check that each argument is a positive time: a number of seconds, or a text such as ``90s``.
+
+    Raises:
+        UsageError: an argument is not.
+    """
+    for name, value in arguments.items():
+        parse_duration(value, name)
 
 
 def parse_percentage(value: Any, name: str) -> float:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"quantkit.distribution", "quantkit.errors", "quantkit.progress", "quantkit.memory", "quantkit.facts"},
     {"quantkit.registry", "quantkit.arguments", "quantkit.cores"},
-    {"quantkit.limits"},
+    {"quantkit.limits", "quantkit.options"},
     {"quantkit.ir"},
     {"quantkit.ops"},
     {"quantkit.formats", "quantkit.runtimes.session", "quantkit.runtimes.availability"},

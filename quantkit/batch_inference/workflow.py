@@ -8,23 +8,20 @@ report.json      speed and utilization of the last call
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 from quantkit.arguments import (
     expand_user,
     public,
     require_callable,
-    require_choice,
-    require_flag,
     require_natural,
     require_path,
     require_positive,
     require_text,
-    without_none,
 )
 from quantkit.batch_inference.manifest import Manifest, read_manifest
 from quantkit.batch_inference.report import BatchInference, ResultFile
@@ -32,139 +29,115 @@ from quantkit.batch_inference.results import FORMATS, publish, read_rows
 from quantkit.batch_inference.rows import ROWS
 from quantkit.batch_inference.service import InferenceService, InferenceSettings, InferenceTask, ShardResult
 from quantkit.batch_inference.shards import DataShard, data_digest, divide
-from quantkit.data import Dataset, InputTimes, PreprocessingOptions, as_dataset
-from quantkit.data.preprocessing import ColorOrder
+from quantkit.data import Dataset, InputTimes, as_dataset
 from quantkit.errors import InputError, QuantkitError
-from quantkit.evaluation.accuracy import BATCH, require_images
+from quantkit.evaluation.accuracy import require_images
 from quantkit.evaluation.opened_model import describe_assumption
+from quantkit.evaluation.options import DATA, MODEL, ClassifierOptions, DatasetOptions
 from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.model import as_model
 from quantkit.model.early_checks import check_sources
+from quantkit.model.options import OFFLINE
 from quantkit.model.transfer import ModelFile, write_model_file
+from quantkit.options import Declaration, option, takes
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
-from quantkit.runtimes import AUTO
-from quantkit.runtimes.session import SessionOptions
-from quantkit.workers import ClusterOptions, ServiceSpec, Task, WorkerUsage, open_cluster, run_tasks
+from quantkit.runtimes.options import PrecisionOptions
+from quantkit.workers import CLUSTERS, DEVICES, ClusterOptions, ServiceSpec, Task, WorkerUsage, open_cluster, run_tasks
 
 SHARD_SIZE = 256
 RETRIES = 2
 
 
+@dataclass(frozen=True)
+class RunOptions(ClassifierOptions, DatasetOptions, PrecisionOptions):
+    """The arguments of `run`."""
+
+    model: Annotated[Any, MODEL]
+    data: Annotated[Any, DATA]
+    output: Annotated[
+        str | os.PathLike[str],
+        Declaration(
+            require_path,
+            metavar="FOLDER",
+            help="folder of the result files",
+            doc="folder of the results; all machines of a cluster can write to it",
+        ),
+    ]
+    _: KW_ONLY
+    workers: int = option(1, require_positive, help="number of worker processes (default: 1)")
+    threads: int | None = option(
+        None, require_positive, help="threads of each worker (default: the cores, divided among the workers)"
+    )
+    device: str = option("cpu", choices=DEVICES, help="device of the workers; gpu: one GPU each (default: cpu)")
+    cluster: str = option("local", choices=CLUSTERS, help="processes on this machine, or Ray (default: local)")
+    address: str = option("", require_text, help="address of a running Ray cluster (default: Ray on this machine)")
+    format: str = option("jsonl", choices=FORMATS, help="form of the files (default: jsonl)")
+    rows: str = option(
+        "auto",
+        choices=ROWS,
+        help="content of the rows: the most probable class, or all outputs (default: classes for class scores)",
+        doc="``classes`` (label, score and index of the most probable class), ``tensors`` (all outputs), or ``auto``",
+    )
+    shard_size: int = option(SHARD_SIZE, require_positive, help=f"samples per result file (default: {SHARD_SIZE})")
+    retries: int = option(
+        RETRIES,
+        require_natural,
+        help=f"attempts after the first one, for each shard (default: {RETRIES})",
+        doc="attempts after the first one, for each shard. Then the samples of the shard run one by one, and those "
+        "that end their worker or fail are rejected",
+    )
+    offline: bool = option(False, OFFLINE)
+    on_progress: OnProgress = option(
+        ignore_progress,
+        require_callable,
+        doc="receives the number of finished samples, with the speed and the utilization of the workers",
+    )
+    on_message: OnMessage = option(ignore_message, require_callable, doc="receives warnings")
+
+
 @public
-def run(
-    model: Any,
-    data: Any,
-    output: str | os.PathLike[str],
-    *,
-    workers: int = 1,
-    threads: int | None = None,
-    device: str = "cpu",
-    cluster: str = "local",
-    address: str = "",
-    format: str = "jsonl",
-    rows: str = "auto",
-    limit: int | None = None,
-    shard_size: int = SHARD_SIZE,
-    retries: int = RETRIES,
-    runtime: str = AUTO,
-    labels: str | os.PathLike[str] | None = None,
-    batch: int = BATCH,
-    precision: str | None = None,
-    options: SessionOptions = SessionOptions(),
-    input_height: int | None = None,
-    input_width: int | None = None,
-    input_mean: float | Sequence[float] | None = None,
-    input_std: float | Sequence[float] | None = None,
-    input_color_order: ColorOrder | None = None,
-    input_layer: str = "",
-    output_layer: str = "",
-    offline: bool = False,
-    on_progress: OnProgress = ignore_progress,
-    on_message: OnMessage = ignore_message,
-) -> BatchInference:
+@takes(RunOptions)
+def run(options: RunOptions) -> BatchInference:
     """Run a model on a dataset with several workers, and write the results to a folder.
 
     Each shard has one result file, which appears complete or not at all. A later call with the same model, data and
     settings runs the missing shards only. The content of the files does not depend on the number of workers.
-
-    Args:
-        model: a `Model`, a `Graph`, a file, or the name of a model card.
-        data: dataset: files or arrays, see `quantkit.data.as_dataset`; not a stream.
-        output: folder of the results; all machines of a cluster can write to it.
-        workers: number of worker processes.
-        threads: threads of each worker (default: the cores, divided among the workers).
-        device: ``cpu``, or ``gpu`` for one GPU per worker.
-        cluster: ``local`` for processes on this machine, or ``ray``.
-        address: address of a running Ray cluster (default: Ray on this machine only).
-        format: ``jsonl``, ``parquet`` or ``npz``.
-        rows: ``classes`` (label, score and index of the most probable class), ``tensors`` (all outputs), or ``auto``.
-        limit: maximum number of samples (fixed subset).
-        shard_size: samples per result file.
-        retries: attempts after the first one, for each shard. Then the samples of the shard run one by one, and those
-            that end their worker or fail are rejected.
-        runtime: runtime of the model.
-        labels: label file; None for the model's own labels.
-        batch: samples per run for models with a dynamic batch.
-        precision: lowest precision that the runtime may compute in.
-        options: threads, device and precision in one value; the arguments above override it.
-        input_height, input_width: size of the resized images in pixels (default: from the model).
-        input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
-            file, else from the model card, else from a scaling layer of the graph, else 128).
-        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
-        input_layer: input name (default: from the model card, else the image input).
-        output_layer: name of the class scores (default: from the model card, else the edge without consumers).
-        offline: never download a model.
-        on_progress: receives the number of finished samples, with the speed and the utilization of the workers.
-        on_message: receives warnings.
 
     Raises:
         UsageError: the folder holds results of other settings, or the model does not take the data.
         InputError: a file is missing or broken, no sample could be run, or a shard failed in every attempt.
         UnavailableError: a package is missing, or the workers do not start.
     """
-    cluster_options = ClusterOptions(workers, threads, device, cluster, address)
-    require_positive(batch=batch, shard_size=shard_size, **without_none(limit=limit))
-    require_natural(retries=retries)
-    require_choice(FORMATS, format=format)
-    require_choice(ROWS, rows=rows)
-    preprocessing = PreprocessingOptions.of(
-        input_height=input_height,
-        input_width=input_width,
-        input_mean=input_mean,
-        input_std=input_std,
-        input_color_order=input_color_order,
-    )
-    require_text(runtime=runtime, input_layer=input_layer, output_layer=output_layer)
-    require_path(output=output, **without_none(labels=labels))
-    require_flag(offline=offline)
-    require_callable(on_progress=on_progress, on_message=on_message)
-    FORMATS[format].check()
-    check_sources(model, data=[data], labels=labels, runtimes=[runtime])
-    loaded = as_model(model, offline=offline)
-    dataset = as_dataset(data, limit, keep_order=limit is None, inputs=loaded.input_names)
+    cluster = ClusterOptions(options.workers, options.threads, options.device, options.cluster, options.address)
+    session = options.options.with_(precision=options.precision)
+    FORMATS[options.format].check()
+    check_sources(options.model, data=[options.data], labels=options.labels, runtimes=[options.runtime])
+    loaded = as_model(options.model, offline=options.offline)
+    dataset = as_dataset(options.data, options.limit, keep_order=options.limit is None, inputs=loaded.input_names)
     digest = data_digest(dataset)
     if loaded.has_random_weights:
-        on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
-    folder = _make_folder(expand_user(output))
+        options.on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
+    folder = _make_folder(expand_user(options.output))
     file = write_model_file(loaded, folder)
-    label_file = None if labels is None else Path(os.path.realpath(expand_user(labels)))
     settings = InferenceSettings(
         file,
         folder.resolve(),
         dataset.part(0, 1),
-        runtime,
-        options.with_(precision=precision),
-        preprocessing,
-        batch,
-        label_file,
-        input_layer,
-        output_layer,
-        rows,
-        format,
+        options.runtime,
+        session,
+        options.preprocessing,
+        options.batch,
+        None if options.labels is None else Path(os.path.realpath(expand_user(options.labels))),
+        options.input_layer,
+        options.output_layer,
+        options.rows,
+        options.format,
     )
-    manifest = _write_manifest(_describe_run(settings, digest, dataset.size, shard_size), folder)
-    inference = _BatchRun(dataset, settings, manifest, shard_size, cluster_options, on_progress, on_message)
-    result = inference.run(retries)
+    manifest = _write_manifest(_describe_run(settings, digest, dataset.size, options.shard_size), folder)
+    inference = _BatchRun(
+        dataset, settings, manifest, options.shard_size, cluster, options.on_progress, options.on_message
+    )
+    result = inference.run(options.retries)
     _complete_folder(folder, file, result)
     return result
 

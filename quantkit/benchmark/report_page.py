@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from quantkit.benchmark.profiling import Profile
 from quantkit.benchmark.profiling.layer_work import Peaks
@@ -15,13 +15,12 @@ from quantkit.benchmark.results.measurement import Measurement, MeasurementConte
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, format_latency, runtime_text, threads_text
 from quantkit.benchmark.results.speedup import Speedup
-from quantkit.benchmark.sampling.selection import CandidateOptions, find_saved
+from quantkit.benchmark.sampling.selection import find_saved
 from quantkit.drawing import escape_text, html_list, html_page, html_section, html_table
 from quantkit.drawing import report_charts as charts
 from quantkit.drawing.html_page import NUM_SERIES
 from quantkit.errors import UnavailableError
 from quantkit.formats.files import write_whole
-from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import REGISTRY
 
 TITLE = "quantkit benchmark"
@@ -59,8 +58,7 @@ def save_page_with_layers(
     models: Any,
     *,
     command_line: str = "",
-    on_progress: OnProgress = ignore_progress,
-    **options: Unpack[CandidateOptions],
+    **options: Any,
 ) -> None:
     """Measure the time by layer, and write the page; a chart, and the page of a saved benchmark, have no layers.
 
@@ -68,7 +66,7 @@ def save_page_with_layers(
 
     Args:
         path, benchmark, command_line: see `save_page`.
-        models, on_progress, options: see `profile_layers`.
+        models, options: arguments of `profile_layers`.
 
     Raises:
         UsageError, InputError: see `profile_layers`.
@@ -77,7 +75,7 @@ def save_page_with_layers(
     is_saved = find_saved(models) is not None
     if Path(path).suffix != ".svg" and not is_saved:
         try:
-            profile = profile_layers(models, on_progress=on_progress, **options)
+            profile = profile_layers(models, **options)
         except UnavailableError as error:
             benchmark = replace(benchmark, notes=(*benchmark.notes, f"layers are not measured: {error.message}"))
     save_page(path, benchmark, profile, "" if is_saved else command_line)

@@ -3,23 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
-
-import numpy as np
 
 from quantkit.arguments import (
-    as_numbers,
     public,
-    require_choice,
-    require_divisors,
-    require_natural,
-    require_numbers,
-    without_none,
 )
 from quantkit.data.input_scaling import InputScaling
 from quantkit.data.inputs import ImageInput, image_size, takes_images
 from quantkit.data.labels import Labels, Order, find_labels, order_of, read_labels
-from quantkit.data.preprocessing import COLOR_ORDERS, ColorOrder, Origin, Preprocessing
+from quantkit.data.preprocessing import ColorOrder, Origin, Preprocessing
 from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge
 from quantkit.runtimes.session import TensorInfo
@@ -47,40 +38,6 @@ class PreprocessingOptions:
     mean: float | tuple[float, ...] | None = None
     std: float | tuple[float, ...] | None = None
     color_order: ColorOrder | None = None
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        input_height: int | None = None,
-        input_width: int | None = None,
-        input_mean: float | Sequence[float] | None = None,
-        input_std: float | Sequence[float] | None = None,
-        input_color_order: ColorOrder | None = None,
-    ) -> Self:
-        """Return the options of a function with these arguments.
-
-        Raises:
-            UsageError: a size is not a whole number from 0, a number is not finite or a divisor of 0, mean and
-                standard deviation are those of images from 0 to 1, as in torchvision, or there is no such order of the
-                channels.
-        """
-        require_choice(COLOR_ORDERS, **without_none(input_color_order=input_color_order))
-        require_natural(**without_none(input_height=input_height, input_width=input_width))
-        require_numbers(**without_none(input_mean=input_mean))
-        require_divisors(**without_none(input_std=input_std))
-        mean, std = as_numbers(input_mean), as_numbers(input_std)
-        if mean is not None and std is not None and _are_fractions(mean) and _are_fractions(std):
-            means, stds = (",".join(f"{255 * value:g}" for value in np.atleast_1d(values)) for values in (mean, std))
-            raise UsageError(
-                "mean and standard deviation are those of images from 0 to 1, and pixels are 0 to 255",
-                hint=f"multiply both by 255: --input-mean {means} --input-std {stds}",
-            )
-        return cls(input_height, input_width, mean, std, input_color_order)
-
-
-def _are_fractions(values: float | tuple[float, ...]) -> bool:
-    return all(0 < value < 1 for value in np.atleast_1d(values).tolist())
 
 
 def infer_preprocessing(

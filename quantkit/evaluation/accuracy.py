@@ -4,28 +4,25 @@ Each image is decoded once and prepared for each model: float or uint8, channels
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 from quantkit.arguments import (
     expand_user,
     public,
     require_callable,
-    require_flag,
     require_fraction,
-    require_path,
     require_positive,
     require_ratio,
     require_text,
     without_none,
 )
-from quantkit.data import InputTimes, PreprocessingOptions, as_dataset
+from quantkit.data import InputTimes, as_dataset
 from quantkit.data.images import FORMATS
 from quantkit.data.preparation import describe_rates
-from quantkit.data.preprocessing import ColorOrder
 from quantkit.errors import CheckError, InputError, UsageError
 from quantkit.evaluation.classification_metrics import ClassificationMetrics
 from quantkit.evaluation.evaluation_run import EvaluationCounts, EvaluationFacts, EvaluationRun, EvaluationSettings
@@ -33,18 +30,20 @@ from quantkit.evaluation.evaluation_workers import evaluate_parts
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.limited_process import limits_isa
 from quantkit.evaluation.opened_model import describe_assumption
+from quantkit.evaluation.options import DATA, MODEL, ClassifierOptions, DatasetOptions, MetricLimits, task_metric
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.evaluation.tasks import Score, find_task
 from quantkit.facts import RANDOM_WEIGHTS_NOTE, format_facts, format_facts_as_html
 from quantkit.model import as_model
 from quantkit.model.early_checks import check_sources
+from quantkit.model.options import OFFLINE
+from quantkit.options import option, takes, values_of
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
+from quantkit.runtimes.options import IsaOptions, PrecisionOptions, ThreadOptions
 from quantkit.runtimes.runtime import isa_environment
-from quantkit.runtimes.session import RuntimeVersion, SessionOptions
+from quantkit.runtimes.session import PRECISIONS, RuntimeVersion
 
-# Samples per run for models with a dynamic batch: larger batches are hardly faster on a CPU.
-BATCH = 8
 COMPARE_HINT = "quantkit compare finds the first bad layer"
 
 
@@ -220,70 +219,51 @@ class Evaluation:
         return format_facts_as_html(self._title, self._facts, self._notes)
 
 
+@dataclass(frozen=True)
+class EvaluateOptions(ClassifierOptions, DatasetOptions, ThreadOptions, IsaOptions, PrecisionOptions, MetricLimits):
+    """The arguments of `evaluate`."""
+
+    model: Annotated[Any, MODEL]
+    data: Annotated[Any, DATA]
+    reference: Any = option(
+        None,
+        help="reference model, for example the float model; FILE@RUNTIME too",
+        doc="another version of the model, for example the float model",
+    )
+    _: KW_ONLY
+    reference_runtime: str = option(AUTO, require_text, doc="runtime of the reference model")
+    task: str | Score | None = option(
+        None,
+        task_metric(
+            "metric of all outputs with the reference model (default: metrics of class scores)",
+            "metric of all outputs with the reference model: ``segmentation``, ``detection``, ``regression``, "
+            "``embedding``, ``text``, ``language``, or a function of the outputs of the reference model and of the "
+            "model, (n, ...) by name, that returns 1 for equal outputs (default: metrics of class scores)",
+        ),
+    )
+    workers: int = option(
+        1,
+        require_positive,
+        help="processes that share the data and the cores (default: 1)",
+        doc="number of processes, among which the cores are divided; the data is then files or arrays",
+    )
+    precision: str | None = option(
+        None,
+        choices=PRECISIONS,
+        help="lowest precision that the runtime may compute in for MODEL; the reference runs in float32 (default: "
+        "float32)",
+        doc="lowest precision that the runtime may compute in; the reference model runs in float32",
+    )
+    offline: bool = option(False, OFFLINE)
+    on_progress: OnProgress = option(ignore_progress, require_callable, doc="receives the number of evaluated samples")
+    on_message: OnMessage = option(ignore_message, require_callable, doc="receives warnings")
+
+
 @public
 @limits_isa("model", "reference")
-def evaluate(
-    model: Any,
-    data: Any,
-    reference: Any = None,
-    *,
-    runtime: str = AUTO,
-    reference_runtime: str = AUTO,
-    task: str | Score | None = None,
-    labels: str | os.PathLike[str] | None = None,
-    limit: int | None = None,
-    batch: int = BATCH,
-    workers: int = 1,
-    precision: str | None = None,
-    intra_op: int | None = None,
-    inter_op: int | None = None,
-    isa: str | None = None,
-    min_top1: float | None = None,
-    min_agreement: float | None = None,
-    max_kl: float | None = None,
-    options: SessionOptions = SessionOptions(),
-    input_height: int | None = None,
-    input_width: int | None = None,
-    input_mean: float | Sequence[float] | None = None,
-    input_std: float | Sequence[float] | None = None,
-    input_color_order: ColorOrder | None = None,
-    input_layer: str = "",
-    output_layer: str = "",
-    offline: bool = False,
-    on_progress: OnProgress = ignore_progress,
-    on_message: OnMessage = ignore_message,
-) -> Evaluation:
+@takes(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> Evaluation:
     """Compute the accuracy of a model and its agreement with a reference model.
-
-    Args:
-        model: a `Model`, a `Graph`, a file, or the name of a model card.
-        data: dataset: files, arrays or an iterable, see `quantkit.data.as_dataset`.
-        reference: another version of the model, for example the float model.
-        runtime: runtime of the model.
-        reference_runtime: runtime of the reference model.
-        task: metric of all outputs with the reference model: ``segmentation``, ``detection``, ``regression``,
-            ``embedding``, ``text``, ``language``, or a function of the outputs of the reference model and of the model,
-            (n, ...) by name, that returns 1 for equal outputs (default: metrics of class scores).
-        labels: label file; None for the model's own labels.
-        limit: maximum number of samples (fixed subset).
-        batch: samples per run for models with a dynamic batch.
-        workers: number of processes, among which the cores are divided; the data is then files or arrays.
-        precision: lowest precision that the runtime may compute in; the reference model runs in float32.
-        intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
-        isa: instruction set, ``avx2`` or ``avx512``, of the kernels of OpenVINO and TensorFlow (oneDNN),
-            as on another processor. Both models then run in another process.
-        min_top1, min_agreement: lowest allowed top-1 accuracy, and agreement or metric of the task, in [0, 1].
-        max_kl: highest allowed mean KL divergence in nats.
-        options: threads, device and precision in one value; the arguments above override it.
-        input_height, input_width: size of the resized images in pixels (default: from the model).
-        input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
-            file, else from the model card, else from a scaling layer of the graph, else 128).
-        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
-        input_layer: input name (default: from the model card, else the image input).
-        output_layer: name of the class scores (default: from the model card, else the edge without consumers).
-        offline: never download a model.
-        on_progress: receives the number of evaluated samples.
-        on_message: receives warnings.
 
     Raises:
         UsageError: an input takes no images, the two models have different classes or outputs, or a task has no
@@ -292,64 +272,57 @@ def evaluate(
         CheckError: a metric violates its limit, or is not known.
         EvaluationInterrupted: Ctrl-C, with the metrics of the samples so far.
     """
-    require_positive(batch=batch, workers=workers, **without_none(limit=limit))
-    preprocessing = PreprocessingOptions.of(
-        input_height=input_height,
-        input_width=input_width,
-        input_mean=input_mean,
-        input_std=input_std,
-        input_color_order=input_color_order,
-    )
-    require_fraction(**without_none(min_top1=min_top1, min_agreement=min_agreement))
-    require_ratio(**without_none(max_kl=max_kl))
-    require_text(
-        runtime=runtime, reference_runtime=reference_runtime, input_layer=input_layer, output_layer=output_layer
-    )
-    require_path(**without_none(labels=labels))
-    require_flag(offline=offline)
-    require_callable(on_progress=on_progress, on_message=on_message)
-    metric = find_task(task)
-    if reference is None:
-        require_reference(task=task, min_agreement=min_agreement, max_kl=max_kl)
+    task, isa, workers = options.task, options.isa, options.workers
+    if options.reference is None:
+        require_reference(task=task, min_agreement=options.min_agreement, max_kl=options.max_kl)
     if callable(task) and workers > 1:
         raise UsageError("a function as task needs one process", hint="omit workers, or pass the name of a task")
-    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op, isa=isa)
-    sources = [value for value in (model, reference) if value is not None]
-    check_sources(*sources, data=[data], labels=labels, runtimes=(runtime, reference_runtime))
-    models = [as_model(value, offline=offline) for value in sources]
-    dataset = as_dataset(data, limit, inputs=models[0].input_names)
+    session = options.options.with_(
+        precision=options.precision, intra_op=options.intra_op, inter_op=options.inter_op, isa=isa
+    )
+    sources = [value for value in (options.model, options.reference) if value is not None]
+    runtimes = (options.runtime, options.reference_runtime)
+    check_sources(*sources, data=[options.data], labels=options.labels, runtimes=runtimes)
+    models = [as_model(value, offline=options.offline) for value in sources]
+    dataset = as_dataset(options.data, options.limit, inputs=models[0].input_names)
     for loaded in models:
         if loaded.has_random_weights:
-            on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
-    label_file = None if labels is None else Path(os.path.realpath(expand_user(labels)))
-    runtimes = (runtime, reference_runtime)
+            options.on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
+    label_file = None if options.labels is None else Path(os.path.realpath(expand_user(options.labels)))
     settings = EvaluationSettings(
-        options, runtimes, preprocessing, label_file, batch, input_layer, output_layer, metric
+        session,
+        runtimes,
+        options.preprocessing,
+        label_file,
+        options.batch,
+        options.input_layer,
+        options.output_layer,
+        find_task(task),
     )
     start = perf_counter()
     if dataset.size:
-        workers = min(workers, -(-dataset.size // batch))  # a part has at least one batch
+        workers = min(workers, -(-dataset.size // options.batch))  # a part has at least one batch
     if workers == 1:
         with EvaluationRun(models, dataset, settings) as run:
             if run.facts.is_assumed:
-                on_message(describe_assumption(run.facts.preprocessing))
+                options.on_message(describe_assumption(run.facts.preprocessing))
             try:
                 for counts in run.count(dataset):
-                    on_progress(Progress("evaluating", counts.samples, dataset.size))
+                    options.on_progress(Progress("evaluating", counts.samples, dataset.size))
             except KeyboardInterrupt:
                 if not run.counts.evaluated:
                     raise
                 raise EvaluationInterrupted(_make_evaluation(run.facts, run.counts, perf_counter() - start)) from None
             facts, counts = run.facts, run.counts
     else:
-        facts, counts = evaluate_parts(models, dataset, settings, workers, on_progress)
+        facts, counts = evaluate_parts(models, dataset, settings, workers, options.on_progress)
         if facts.is_assumed:
-            on_message(describe_assumption(facts.preprocessing))
+            options.on_message(describe_assumption(facts.preprocessing))
     if not counts.evaluated:
         require_images(counts.rejected)
     evaluation = _make_evaluation(facts, counts, perf_counter() - start, workers)
     evaluation = replace(evaluation, environment={} if isa is None else isa_environment(isa))
-    evaluation.check(min_top1=min_top1, min_agreement=min_agreement, max_kl=max_kl)
+    evaluation.check(**values_of(MetricLimits, options))
     return evaluation
 
 

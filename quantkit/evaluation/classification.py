@@ -2,47 +2,42 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, TypedDict, Unpack, overload
+from typing import Annotated, Any, ParamSpec, Protocol, cast, overload
 
 import numpy as np
 
-from quantkit.arguments import (
-    expand_user,
-    public,
-    require_callable,
-    require_flag,
-    require_path,
-    require_positive,
-    require_text,
-    type_name,
-    without_none,
-)
-from quantkit.data import PreprocessingOptions, find_images
+from quantkit.arguments import expand_user, public, require_callable, require_positive, require_text, type_name
+from quantkit.data import find_images
 from quantkit.data.dataset import Sample, to_array
 from quantkit.data.images import is_pillow_image, pixels_of
 from quantkit.data.inference import infer_preprocessing
 from quantkit.data.labels import Labels
-from quantkit.data.preprocessing import ColorOrder, Origin, Preprocessing
+from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import InputError, UsageError
 from quantkit.evaluation.classifier import Classifier, ImagePredictions, RejectedImage, StageSeconds
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.opened_model import OpenedModel, describe_assumption, open_model
+from quantkit.evaluation.options import MODEL, ClassifierOptions
 from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.ir.tensor import Array
 from quantkit.model import Model, as_model
+from quantkit.model.options import OFFLINE, RANDOM_WEIGHTS
+from quantkit.options import Declaration, option, takes
 from quantkit.progress import OnMessage, ignore_image, ignore_message
 from quantkit.runtimes import AUTO
-from quantkit.runtimes.session import RuntimeVersion, SessionOptions, SkippedRuntime
+from quantkit.runtimes.options import PrecisionOptions, ThreadOptions
+from quantkit.runtimes.session import RuntimeVersion, SkippedRuntime
 
 DEFAULT_MODEL = "inception_v3"
 # Paths in the message about rejected images.
 MAX_NAMES = 5
 
+P = ParamSpec("P")
 ImageFile = str | os.PathLike[str]
 OnImage = Callable[[ImagePredictions | RejectedImage], None]
 
@@ -158,56 +153,60 @@ class Classification(Sequence[ImagePredictions]):
         return "".join(image._repr_html_() for image in self.images) + lines
 
 
-class ClassifyOptions(TypedDict, total=False):
-    """Keyword arguments of `classify_images`."""
+@dataclass(frozen=True, kw_only=True)
+class ClassifyKeywords(ClassifierOptions, ThreadOptions, PrecisionOptions):
+    """The keyword arguments of `classify`."""
 
-    top: int
-    runtime: str
-    labels: ImageFile | None
-    precision: str | None
-    intra_op: int | None
-    inter_op: int | None
-    options: SessionOptions
-    input_height: int | None
-    input_width: int | None
-    input_mean: float | Sequence[float] | None
-    input_std: float | Sequence[float] | None
-    input_color_order: ColorOrder | None
-    input_layer: str
-    output_layer: str
-    random_weights: bool
-    offline: bool
-    on_image: OnImage
-    on_message: OnMessage
+    runtime: str = option(AUTO, require_text, help="name of a runtime (default: the fastest installed one)")
+    top: int = option(5, require_positive, help="number of classes per image (default: 5)")
+    random_weights: bool = option(False, RANDOM_WEIGHTS)
+    offline: bool = option(False, OFFLINE)
+    on_image: OnImage = option(
+        ignore_image, require_callable, doc="receives the predictions of each image as soon as they are computed"
+    )
+    on_message: OnMessage = option(ignore_message, require_callable, doc="receives warnings")
 
 
-# A string is an iterable of strings too; the first overload takes precedence.
-@overload
-def classify(  # type: ignore[overload-overlap]
-    images: ImageFile | Array, model: Any = ..., **options: Unpack[ClassifyOptions]
-) -> ImagePredictions: ...
+@dataclass(frozen=True)
+class ClassifyOptions(ClassifyKeywords):
+    """The arguments of `classify`."""
+
+    images: Annotated[
+        ImageFile | Array | Iterable[ImageFile | Array],
+        Declaration(
+            doc="one image, or an iterable of images and folders. An image is a JPEG, PNG, BMP, GIF or WebP file, or "
+            "an array: uint8 pixels (h, w, c), which are resized and normalized, or float values like the model's "
+            "input; or an image of Pillow"
+        ),
+    ]
+    model: Any = option(DEFAULT_MODEL, MODEL)
 
 
-@overload
-def classify(
-    images: Iterable[ImageFile | Array], model: Any = ..., **options: Unpack[ClassifyOptions]
-) -> Classification: ...
+class Classify(Protocol[P]):
+    """Type of `classify`, whose result depends on the type of the images."""
+
+    # A string is an iterable of strings too; the first overload takes precedence.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, images: ImageFile | Array, model: Any = ..., *arguments: P.args, **options: P.kwargs
+    ) -> ImagePredictions: ...
+
+    @overload
+    def __call__(
+        self, images: Iterable[ImageFile | Array], model: Any = ..., *arguments: P.args, **options: P.kwargs
+    ) -> Classification: ...
 
 
+def _by_images(options: Callable[P, Any]) -> Callable[[Callable[..., Any]], Classify[P]]:
+    """Return a decorator that gives a function the type of `classify`."""
+    return lambda function: cast(Any, function)
+
+
+@_by_images(ClassifyKeywords)
 @public
-def classify(
-    images: ImageFile | Array | Iterable[ImageFile | Array],
-    model: Any = DEFAULT_MODEL,
-    **options: Unpack[ClassifyOptions],
-) -> ImagePredictions | Classification:
+@takes(ClassifyOptions)
+def classify(options: ClassifyOptions) -> ImagePredictions | Classification:
     """Classify images.
-
-    Args:
-        images: one image, or an iterable of images and folders. An image is a JPEG, PNG, BMP, GIF or WebP file, or an
-            array: uint8 pixels (h, w, c), which are resized and normalized, or float values like the model's input;
-            or an image of Pillow.
-        model: a `Model`, a `Graph`, a file, or the name of a model card.
-        options: keyword arguments of `classify_images`: ``top=5``, ``runtime="auto"``, ``labels=None``, ...
 
     Returns:
         The list of `Prediction` of one image, the best first; or a `Classification` of several images.
@@ -216,99 +215,60 @@ def classify(
         UsageError: the model's input takes no images, or a single image is a folder.
         InputError: the image, the model or the label file is missing or broken.
     """
+    images = options.images
     if not isinstance(images, str | os.PathLike | np.ndarray) and not is_pillow_image(images):
-        return classify_images(images, model, **options)
+        return _classify(options)
     if isinstance(images, str | os.PathLike) and Path(images).is_dir():
         raise UsageError(f"{os.fspath(images)!r} is a folder", hint="pass a list: classify([folder])")
     single: Any = images
-    classification = classify_images([single], model, **options)
+    classification = _classify(replace(options, images=[single]))
     classification.check()
     return classification[0]
 
 
 @public
-def classify_images(
-    images: Iterable[ImageFile | Array],
-    model: Any = DEFAULT_MODEL,
-    *,
-    top: int = 5,
-    runtime: str = AUTO,
-    labels: ImageFile | None = None,
-    precision: str | None = None,
-    intra_op: int | None = None,
-    inter_op: int | None = None,
-    options: SessionOptions = SessionOptions(),
-    input_height: int | None = None,
-    input_width: int | None = None,
-    input_mean: float | Sequence[float] | None = None,
-    input_std: float | Sequence[float] | None = None,
-    input_color_order: ColorOrder | None = None,
-    input_layer: str = "",
-    output_layer: str = "",
-    random_weights: bool = False,
-    offline: bool = False,
-    on_image: OnImage = ignore_image,
-    on_message: OnMessage = ignore_message,
-) -> Classification:
+@takes(ClassifyOptions)
+def classify_images(options: ClassifyOptions) -> Classification:
     """Classify images, and collect the images that cannot be decoded instead of stopping there.
-
-    Args:
-        images: images and folders, see `classify`.
-        model: a `Model`, a `Graph`, a file, or the name of a model card.
-        top: number of classes for each image.
-        runtime: runtime of the model.
-        labels: label file; None for the model's own labels.
-        precision: lowest precision that the runtime may compute in.
-        intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
-        options: threads, device and precision in one value; the arguments above override it.
-        input_height, input_width: size of the resized images in pixels (default: from the model).
-        input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
-            file, else from the model card, else from a scaling layer of the graph, else 128).
-        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
-        input_layer: input name (default: from the model card, else the image input).
-        output_layer: name of the class scores (default: from the model card, else the edge without consumers).
-        random_weights: build the architecture of a model card with random weights.
-        offline: never download a model.
-        on_image: receives the predictions of each image as soon as they are computed.
-        on_message: receives warnings.
 
     Raises:
         UsageError: the model's input takes no images, or no image is given.
         InputError: a folder, the model or the label file is missing or broken.
         EvaluationInterrupted: Ctrl-C, with the predictions so far.
     """
-    require_positive(top=top)
-    preprocessing = PreprocessingOptions.of(
-        input_height=input_height,
-        input_width=input_width,
-        input_mean=input_mean,
-        input_std=input_std,
-        input_color_order=input_color_order,
+    return _classify(options)
+
+
+def _classify(options: ClassifyOptions) -> Classification:
+    """Classify images; see `classify_images`."""
+    session_options = options.options.with_(
+        precision=options.precision, intra_op=options.intra_op, inter_op=options.inter_op
     )
-    require_text(runtime=runtime, input_layer=input_layer, output_layer=output_layer)
-    require_path(**without_none(labels=labels))
-    require_flag(random_weights=random_weights, offline=offline)
-    require_callable(on_image=on_image, on_message=on_message)
-    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op)
-    sources, skipped_files = _find_samples(images)
-    loaded = as_model(model, random_weights=random_weights, offline=offline)
+    sources, skipped_files = _find_samples(options.images)
+    loaded = as_model(options.model, random_weights=options.random_weights, offline=options.offline)
     start = perf_counter()
-    opened = open_model(loaded, runtime, options, input_layer=input_layer, output_layer=output_layer)
+    opened = open_model(
+        loaded,
+        options.runtime,
+        session_options,
+        input_layer=options.input_layer,
+        output_layer=options.output_layer,
+    )
     opened_seconds = perf_counter() - start
     with opened.session as session:
         classifier = Classifier(
             session,
-            infer_preprocessing(session.inputs[0], opened.basis, preprocessing),
-            opened.read_labels(None if labels is None else expand_user(labels)),
+            infer_preprocessing(session.inputs[0], opened.basis, options.preprocessing),
+            opened.read_labels(None if options.labels is None else expand_user(options.labels)),
             order=opened.label_order,
-            top=top,
+            top=options.top,
         )
         samples = [
             source if isinstance(source, Sample) else _sample_of_image(index, source, classifier.preprocessing.channels)
             for index, source in enumerate(sources)
         ]
         for warning in _warnings(loaded, opened, classifier, skipped_files):
-            on_message(warning)
+            options.on_message(warning)
         results: list[ImagePredictions | RejectedImage] = []
 
         def classification() -> Classification:
@@ -330,13 +290,13 @@ def classify_images(
         try:
             for result in classifier.classify(samples):
                 results.append(result)
-                on_image(result)
+                options.on_image(result)
         except KeyboardInterrupt:
             raise EvaluationInterrupted(classification()) from None
         return classification()
 
 
-def _find_samples(images: Iterable[ImageFile | Array]) -> tuple[list[Any], int]:
+def _find_samples(images: Any) -> tuple[list[Any], int]:
     """Return a sample for each image file and array, images of Pillow, and the number of other files in the folders.
 
     Raises:

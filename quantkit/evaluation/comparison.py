@@ -9,29 +9,24 @@ The SQNR of a tensor hides small channels next to a large one, so the median cha
 (`tensor_sums`): memory holds the tensors of one sample.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from html import escape
 from os import PathLike
-from typing import Any, Literal, overload
+from typing import Annotated, Any, Literal, ParamSpec, Protocol, cast, overload
 
 from quantkit.arguments import (
     as_names,
     public,
     require_callable,
-    require_flag,
     require_names,
     require_natural,
     require_number,
     require_positive,
     require_text,
-    without_none,
 )
-from quantkit.data import (
-    PreprocessingOptions,
-    as_dataset,
-)
-from quantkit.data.preprocessing import ColorOrder
+from quantkit.data import as_dataset
+from quantkit.data.options import NormalizationOptions
 from quantkit.errors import UsageError
 from quantkit.evaluation.comparison_run import ComparisonRun
 from quantkit.evaluation.comparison_samples import ComparisonSamples, DatasetSamples, RandomSamples
@@ -43,12 +38,16 @@ from quantkit.ir.graph import Graph
 from quantkit.model import Model, as_model
 from quantkit.model.early_checks import check_sources
 from quantkit.model.endpoints import choose_image_endpoints
+from quantkit.model.options import OFFLINE
+from quantkit.options import Declaration, option, takes
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.runtimes import AUTO
+from quantkit.runtimes.options import IsaOptions, PrecisionOptions, ThreadOptions
 from quantkit.runtimes.runtime import isa_environment
-from quantkit.runtimes.session import SessionOptions
+from quantkit.runtimes.session import PRECISIONS
 from quantkit.zoo.cards import list_cards
 
+P = ParamSpec("P")
 # Layers differ little between samples: a few find the bad one.
 MAX_IMAGES = 16
 RANDOM_SAMPLES, MAX_RANDOM_SAMPLES = 8, 10_000
@@ -112,89 +111,83 @@ def compare_structure(first: Any, second: Any) -> StructureComparison:
     return StructureComparison(tuple(differences(*graphs)))
 
 
-@overload
-def compare(
-    first: Any,
-    second: Any,
-    data: Any = ...,
-    *,
-    inputs: Sequence[str] | None = ...,
-    outputs: Sequence[str] | None = ...,
-    runtimes: tuple[str, str] = ...,
-    options: SessionOptions = ...,
-    precision: str | None = ...,
-    intra_op: int | None = ...,
-    inter_op: int | None = ...,
-    isa: str | None = ...,
-    structure: Literal[False] = ...,
-    min_sqnr: float | None = ...,
-    limit: int | None = ...,
-    input_mean: float | Sequence[float] | None = ...,
-    input_std: float | Sequence[float] | None = ...,
-    input_color_order: ColorOrder | None = ...,
-    seed: int = ...,
-    floor: float = ...,
-    offline: bool = ...,
-    on_progress: OnProgress = ...,
-    on_message: OnMessage = ...,
-) -> LayerComparison: ...
+@dataclass(frozen=True)
+class CompareOptions(NormalizationOptions, ThreadOptions, IsaOptions, PrecisionOptions):
+    """The arguments of `compare`."""
+
+    first: Annotated[
+        Any,
+        Declaration(doc="the reference version: a `Model`, a `Graph`, a file, or the name of a model card"),
+    ]
+    second: Annotated[Any, Declaration(doc="the other version, in the same or another format")]
+    data: Any = option(
+        None,
+        help=f"dataset, in any form that evaluate accepts (default: {RANDOM_SAMPLES} seeded random inputs)",
+        doc="dataset: files, arrays or an iterable, see `quantkit.data.as_dataset` (default: seeded random inputs)",
+    )
+    _: KW_ONLY
+    limit: int | None = option(
+        None,
+        require_positive,
+        help=f"maximum number of samples (default: {MAX_IMAGES} of a dataset, {RANDOM_SAMPLES} random inputs)",
+        doc=f"maximum number of samples (default: {MAX_IMAGES} of a file or folder, {RANDOM_SAMPLES} of at most "
+        f"{MAX_RANDOM_SAMPLES:,} random inputs, else all)",
+    )
+    seed: int = option(0, require_natural, help="seed of the random inputs (default: 0)")
+    floor: float = option(FLOOR, require_number, help=f"flag layers with SQNR below this, in dB (default: {FLOOR:g})")
+    min_sqnr: float | None = option(
+        None,
+        require_number,
+        help="exit 1 if a tensor is broken or its SQNR is below this, in dB",
+        doc="lowest allowed SQNR in decibels",
+    )
+    structure: bool = option(
+        False,
+        help="compare nodes instead of values; exit 1 if they differ",
+        doc="compare nodes instead of values; only ``first``, ``second`` and ``offline`` apply",
+    )
+    inputs: Sequence[str] | None = option(
+        None, require_names, doc="names of the inputs (default: from the model card, else inferred)", convert=as_names
+    )
+    outputs: Sequence[str] | None = option(
+        None, require_names, doc="names of the outputs (default: from the model card, else inferred)", convert=as_names
+    )
+    runtimes: tuple[str, str] = option(
+        (AUTO, AUTO), require_names, doc="runtime of each version; ``auto``: one that can fetch all tensors"
+    )
+    precision: str | None = option(
+        None,
+        choices=PRECISIONS,
+        help="lowest precision that the runtime may compute in for B; A runs in float32 (default: float32)",
+        doc="lowest precision that the second version may be computed in; the first runs in float32",
+    )
+    offline: bool = option(False, OFFLINE)
+    on_progress: OnProgress = option(ignore_progress, require_callable, doc="receives the number of compared samples")
+    on_message: OnMessage = option(ignore_message, require_callable, doc="receives warnings")
 
 
-@overload
-def compare(first: Any, second: Any, *, structure: Literal[True], offline: bool = ...) -> StructureComparison: ...
+class Compare(Protocol[P]):
+    """Type of `compare`, whose result depends on ``structure``."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, first: Any, second: Any, *, structure: Literal[True], offline: bool = ...
+    ) -> StructureComparison: ...
+
+    @overload
+    def __call__(self, *arguments: P.args, **options: P.kwargs) -> LayerComparison: ...
 
 
+def _by_structure(function: Callable[P, Any]) -> Compare[P]:
+    return cast(Compare[P], function)
+
+
+@_by_structure
 @public
 @limits_isa("first", "second")
-def compare(
-    first: Any,
-    second: Any,
-    data: Any = None,
-    *,
-    inputs: Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
-    runtimes: tuple[str, str] = (AUTO, AUTO),
-    options: SessionOptions = SessionOptions(),
-    precision: str | None = None,
-    intra_op: int | None = None,
-    inter_op: int | None = None,
-    isa: str | None = None,
-    structure: bool = False,
-    min_sqnr: float | None = None,
-    limit: int | None = None,
-    input_mean: float | Sequence[float] | None = None,
-    input_std: float | Sequence[float] | None = None,
-    input_color_order: ColorOrder | None = None,
-    seed: int = 0,
-    floor: float = FLOOR,
-    offline: bool = False,
-    on_progress: OnProgress = ignore_progress,
-    on_message: OnMessage = ignore_message,
-) -> LayerComparison | StructureComparison:
+@takes(CompareOptions)
+def compare(options: CompareOptions) -> LayerComparison | StructureComparison:
     """Run two versions of a model on the same samples and compare all tensors that they have in common.
-
-    Args:
-        first: the reference version: a `Model`, a `Graph`, a file, or the name of a model card.
-        second: the other version, in the same or another format.
-        data: dataset: files, arrays or an iterable, see `quantkit.data.as_dataset`; None for seeded random inputs.
-        inputs, outputs: names of inputs and outputs (default: from the model card, else inferred).
-        runtimes: runtime of each version; ``auto``: one that can fetch all tensors.
-        options: threads, device and precision in one value; the arguments above override it.
-        precision: lowest precision that the second version may be computed in; the first runs in float32.
-        intra_op, inter_op: threads inside one op, and ops that run in parallel (default: the runtime's choice).
-        isa: instruction set, ``avx2`` or ``avx512``, of the kernels of OpenVINO and TensorFlow (oneDNN),
-            as on another processor. Both models then run in another process.
-        structure: compare nodes instead of values; only ``first``, ``second`` and ``offline`` apply.
-        min_sqnr: lowest allowed SQNR in decibels.
-        limit: maximum number of samples (default: 16 of a file or folder, 8 of at most 10,000 random inputs, else all).
-        input_mean, input_std: normalization (x - mean) / std, numbers or one number per channel (default: from the
-            file, else from the model card, else from a scaling layer of the graph, else 128).
-        input_color_order: order of the channels of the input, ``rgb`` or ``bgr`` (default: the file's, else ``rgb``).
-        seed: seed of the random inputs.
-        floor: SQNR in decibels below which a layer is bad.
-        offline: never download a model.
-        on_progress: receives the number of compared samples.
-        on_message: receives warnings.
 
     Raises:
         GraphError: the graphs have no tensor in common.
@@ -203,49 +196,43 @@ def compare(
         CheckError: a tensor is broken or below ``min_sqnr``.
         EvaluationInterrupted: Ctrl-C, with the comparison of the samples so far.
     """
-    require_flag(structure=structure, offline=offline)
-    require_positive(**without_none(limit=limit))
-    require_number(floor=floor, **without_none(min_sqnr=min_sqnr))
-    preprocessing = PreprocessingOptions.of(
-        input_mean=input_mean, input_std=input_std, input_color_order=input_color_order
-    )
-    require_natural(seed=seed)
+    data, limit, isa, on_message = options.data, options.limit, options.isa, options.on_message
     if data is None and limit is not None and limit > MAX_RANDOM_SAMPLES:
         raise UsageError(
             f"limit is {limit}, and there are at most {MAX_RANDOM_SAMPLES:,} random inputs",
             hint="compare on data for more samples: --data",
         )
-    require_names(runtimes=runtimes, **without_none(inputs=inputs, outputs=outputs))
-    runtime_names = as_names(runtimes) or ()
+    runtime_names = as_names(options.runtimes) or ()
     require_text(**{f"runtimes[{index}]": name for index, name in enumerate(runtime_names)})
     if len(runtime_names) != 2:
         raise UsageError(
             f"runtimes has {len(runtime_names)} names, and must have 2",
             hint='for example runtimes=("auto", "reference")',
         )
-    require_callable(on_progress=on_progress, on_message=on_message)
-    options = options.with_(precision=precision, intra_op=intra_op, inter_op=inter_op, isa=isa)
-    check_sources(first, second, data=[data], runtimes=runtime_names, reads_layers=True)
-    models = [as_model(value, offline=offline) for value in (first, second)]
-    if structure:
+    session = options.options.with_(
+        precision=options.precision, intra_op=options.intra_op, inter_op=options.inter_op, isa=isa
+    )
+    check_sources(options.first, options.second, data=[data], runtimes=runtime_names, reads_layers=True)
+    models = [as_model(value, offline=options.offline) for value in (options.first, options.second)]
+    if options.structure:
         return compare_structure(*models)
     for model in models:
         if model.has_random_weights:
             on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
-    first_graph, second_graph = (_graph_with_endpoints(model, as_names(inputs), as_names(outputs)) for model in models)
+    first_graph, second_graph = (_graph_with_endpoints(model, options.inputs, options.outputs) for model in models)
     first_name, second_name = (
         model.name if model.path or model.card else f"{model.name} {number}" for number, model in enumerate(models, 1)
     )
     if data is None:
-        samples: ComparisonSamples = RandomSamples(first_graph, limit or RANDOM_SAMPLES, seed)
+        samples: ComparisonSamples = RandomSamples(first_graph, limit or RANDOM_SAMPLES, options.seed)
     else:
         default_limit = MAX_IMAGES if isinstance(data, str | PathLike) else None
         dataset = as_dataset(data, limit or default_limit, inputs=models[0].input_names)
-        samples = DatasetSamples(dataset, models, preprocessing, on_message)
-    comparison = ComparisonRun((first_name, second_name), (first_graph, second_graph), samples, floor)
-    result = comparison.run(runtime_names, options, on_progress)
+        samples = DatasetSamples(dataset, models, options.preprocessing, on_message)
+    comparison = ComparisonRun((first_name, second_name), (first_graph, second_graph), samples, options.floor)
+    result = comparison.run(runtime_names, session, options.on_progress)
     result = replace(result, environment={} if isa is None else isa_environment(isa))
-    result.check(min_sqnr=min_sqnr)
+    result.check(min_sqnr=options.min_sqnr)
     return result
 
 

@@ -1,13 +1,13 @@
 """`optimize`: from a float model and data to the fastest file inside an accuracy bound."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -16,22 +16,24 @@ from quantkit.arguments import (
     expand_user,
     parse_duration,
     public,
+    require_callable,
     require_choice,
+    require_duration,
     require_fraction,
     require_names,
     require_natural,
     require_path,
+    require_positive,
     require_text,
-    without_none,
 )
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.sampling.candidate import digest
-from quantkit.data import Dataset, as_dataset
+from quantkit.data import DATA_KINDS, Dataset, as_dataset
+from quantkit.data.options import LABELS, InputImageOptions
 from quantkit.data.pipeline import rank_of
-from quantkit.data.preprocessing import ColorOrder
 from quantkit.distribution import NAME
 from quantkit.errors import InputError, QuantkitError, UsageError
-from quantkit.evaluation.tasks import Score
+from quantkit.evaluation.tasks import TASKS, Score, find_task
 from quantkit.formats import check_folder, check_outputs, check_target
 from quantkit.formats.documents import check_structure
 from quantkit.formats.temporary import OwnedFolder
@@ -39,6 +41,7 @@ from quantkit.model import Model
 from quantkit.model.early_checks import check_sources
 from quantkit.model.loading import fix_input_shapes
 from quantkit.model.model import tensor_info
+from quantkit.model.options import LoadingOptions, ShapeOptions
 from quantkit.model.receipt import receipt
 from quantkit.optimize.deployment import SERVERS
 from quantkit.optimize.deployment.served_model import check_name
@@ -54,13 +57,14 @@ from quantkit.optimize.forms import (
 from quantkit.optimize.result import Optimization, OptimizationInterrupted, format_suffix
 from quantkit.optimize.search import FEATURES, Choice, FileSearch, Goal, name_of
 from quantkit.optimize.state import SearchState
+from quantkit.options import Declaration, names_of, option, takes
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.quantization.ranges import UNKNOWN, graph_digest
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.calibration_run import compute_reference, is_read_once
 from quantkit.quantization.workflow.description import RECEIPT_SCHEMA, describe_model
 from quantkit.quantization.workflow.float_reference import FloatReference
-from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, IMAGE_ARGUMENTS, Options
+from quantkit.quantization.workflow.options import CALIBRATION_LIMIT, Options
 from quantkit.quantization.workflow.preparation import load_float_model
 from quantkit.runtimes import REFERENCE, find_runtime
 from quantkit.runtimes import runtimes as all_runtimes
@@ -72,9 +76,9 @@ DEFAULT_PRECISIONS = ("float32", "bfloat16", "int8")
 # Suffixes of the files of a search.
 SUFFIXES = tuple(find_target(name).suffixes[0] for name in TARGETS)
 MAX_DROP, TIME_BUDGET = 0.01, 600.0
-# Arguments as in `quantize`: of the files that are built, and of the float model.
-CALIBRATING = ("task", "limit", "labels", *IMAGE_ARGUMENTS)
-LOADING = ("inputs", "outputs", "signature", "tags", "checkpoint", "input_shapes", "random_weights", "offline")
+# Arguments as in `quantize`: of the files that are built, and of all calls.
+CALIBRATING = ("task", "limit", "labels", *names_of(InputImageOptions))
+SHARED = (*CALIBRATING, *names_of(ShapeOptions, LoadingOptions), "held_out", "on_progress", "on_message")
 # Arguments of a search that its receipt contains, and the types of the goal.
 REPEATED = ("objective", "max_drop", "precisions", "runtimes", "seed", "time_budget")
 _GOAL = {"objective": str, "max_drop": float | int, "precisions": [str], "runtimes": [str], "seed": int}
@@ -83,74 +87,117 @@ _GOAL |= {"suffix": str, "server": str}
 MOST_SAMPLES, FEWEST_CALIBRATING, FEWEST_SAMPLES = 2000, 32, 2
 
 
+@dataclass(frozen=True)
+class OptimizeOptions(InputImageOptions, ShapeOptions, LoadingOptions):
+    """The arguments of `optimize`, in the order of the flags."""
+
+    model: Annotated[Any, Declaration(doc="float model, graph, path or card name")]
+    data: Annotated[
+        Any,
+        Declaration(
+            metavar="DATA",
+            help=f"samples that calibrate: {DATA_KINDS}",
+            doc="samples that calibrate and choose: see `quantkit.data.as_dataset`",
+        ),
+    ]
+    _: KW_ONLY
+    output: PathLike | None = option(
+        None,
+        require_path,
+        metavar="OUT",
+        help="file to write; a suffix (.onnx, .pb, .tflite) limits the formats; without one, that of the best file is "
+        "added",
+        convert=expand_user,
+        is_required=True,
+    )
+    held_out: Any = option(
+        None,
+        metavar="DATA",
+        help="samples that the drop is measured on (default: those of --data that do not calibrate, at least half)",
+    )
+    max_drop: float = option(
+        MAX_DROP,
+        require_fraction,
+        help="limit of the drop at 95 % confidence, a fraction: of top-1 if samples have labels, else of the agreement "
+        f"with the float model, or of the metric of --task (default: {MAX_DROP:g})",
+    )
+    task: str | Score | None = option(
+        None,
+        lambda task: find_task(task),
+        metavar=f"{{{','.join(TASKS)}}}",
+        help="metric of the outputs with the float model as reference (default: agreement for class scores, else R2)",
+        doc="metric of the outputs, see `quantkit.quantize` (default: agreement for class scores, else R2)",
+    )
+    objective: str = option(
+        OBJECTIVES[0],
+        choices=OBJECTIVES,
+        help="quantity to improve: the latency of a call, the throughput, or the size of the file (default: latency)",
+        doc="``latency`` of one call at a time, ``throughput``, or ``size`` of the file",
+    )
+    runtimes: str | Iterable[str] | None = option(
+        None, require_names, metavar="LIST", help="runtimes that may be used (default: all installed ones)"
+    )
+    precisions: str | Iterable[str] = option(
+        DEFAULT_PRECISIONS,
+        require_names,
+        metavar="LIST",
+        help=f"precisions that may be used, of {','.join(PRECISIONS)} (default: {','.join(DEFAULT_PRECISIONS)})",
+    )
+    time_budget: float | str = option(
+        TIME_BUDGET,
+        require_duration,
+        help="time limit, for example 2m (default: 10m); after it, the best file so far is written",
+        doc="time limit in seconds, or a text such as ``10m``; the best file so far is the result",
+    )
+    resume: PathLike | None = option(
+        None,
+        require_path,
+        metavar="FILE",
+        help="file for the finished work; the same command resumes an interrupted search",
+        doc="file for the finished work, with a folder for the built files next to it; the same call resumes",
+    )
+    limit: int = option(
+        CALIBRATION_LIMIT,
+        require_positive,
+        help=f"maximum number of samples that calibrate (default: {CALIBRATION_LIMIT})",
+    )
+    from_receipt: PathLike | None = option(
+        None,
+        require_path,
+        metavar="FILE",
+        help="repeat the search that wrote this file: its objective, bound, runtimes, precisions, time budget and seed",
+    )
+    seed: int = option(0, require_natural, help="seed of the measurements (default: 0)")
+    deploy: PathLike | None = option(
+        None,
+        require_path,
+        metavar="FOLDER",
+        help="write a folder that serves the best file, with a client that checks it",
+        doc="write a folder that serves the best file: see `Optimization.deploy`",
+    )
+    server: str = option(
+        "python",
+        require_text,
+        metavar=lambda: f"{{{','.join(SERVERS.objects())}}}",
+        help="server of --deploy, which limits runtimes and formats (default: python)",
+    )
+    labels: PathLike | None = option(None, LABELS)
+    on_progress: OnProgress = option(
+        ignore_progress,
+        require_callable,
+        doc="receives the step, the best candidate so far, and the seconds of the time budget",
+    )
+    on_message: OnMessage = option(ignore_message, require_callable, doc="receives messages")
+
+
 @public
-def optimize(
-    model: Any,
-    data: Any,
-    *,
-    held_out: Any = None,
-    max_drop: float = MAX_DROP,
-    task: str | Score | None = None,
-    objective: str = OBJECTIVES[0],
-    runtimes: str | Iterable[str] | None = None,
-    precisions: str | Iterable[str] = DEFAULT_PRECISIONS,
-    time_budget: float | str = TIME_BUDGET,
-    resume: PathLike | None = None,
-    deploy: PathLike | None = None,
-    server: str = "python",
-    output: PathLike | None = None,
-    limit: int = CALIBRATION_LIMIT,
-    labels: PathLike | None = None,
-    inputs: Iterable[str] | None = None,
-    outputs: Iterable[str] | None = None,
-    signature: str | None = None,
-    tags: Iterable[str] | None = None,
-    checkpoint: PathLike | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    random_weights: bool = False,
-    input_width: int | None = None,
-    input_height: int | None = None,
-    input_mean: float | Sequence[float] | None = None,
-    input_std: float | Sequence[float] | None = None,
-    input_color_order: ColorOrder | None = None,
-    seed: int = 0,
-    from_receipt: PathLike | None = None,
-    offline: bool = False,
-    on_progress: OnProgress = ignore_progress,
-    on_message: OnMessage = ignore_message,
-) -> Optimization:
+@takes(OptimizeOptions)
+def optimize(options: OptimizeOptions) -> Optimization:
     """Find the fastest file, runtime and settings of a model inside an accuracy bound.
 
     The float model in each runtime, int8 files in the forms of each runtime, fixed sizes, lower precisions of the float
     layers, and threads are measured side by side; see `quantkit.optimize.search`. The bound holds for the upper limit
     of the drop at 95 % confidence, on samples that are not used to choose anything.
-
-    Args:
-        model: float model, graph, path or card name.
-        data: samples that calibrate and choose: see `quantkit.data.as_dataset`.
-        held_out: samples that the drop is measured on (default: those of ``data`` that do not calibrate, at
-            least half of them).
-        max_drop: largest drop, a fraction: of top-1 if samples have labels, else of the agreement with the float model,
-            or of the metric of ``task``.
-        task: metric of the outputs, see `quantkit.quantize` (default: agreement for class scores, else R2).
-        objective: ``latency`` of one call at a time, ``throughput``, or ``size`` of the file.
-        runtimes: names of the runtimes that may be used (default: all that are installed).
-        precisions: precisions that may be used: ``float32``, ``bfloat16``, ``float16``, ``int8``.
-        time_budget: time limit in seconds, or a text such as ``10m``; the best file so far is the result.
-        resume: file for the finished work, with a folder for the built files next to it; the same call resumes.
-        deploy: write a folder that serves the best file: see `Optimization.deploy`.
-        server: server of the folder, ``triton``, ``openvino-model-server``, ``kserve`` or ``python``, which limits the
-            runtimes and formats.
-        output: file to write at the end; its suffix limits the formats, without a suffix that of
-            the best file is added.
-        limit: maximum number of samples that calibrate.
-        labels, inputs, outputs, signature, tags, checkpoint, input_shapes, random_weights, input_width, input_height,
-            input_mean, input_std, input_color_order, offline: see `quantkit.quantize`.
-        seed: seed of the measurements.
-        from_receipt: file of an earlier search, whose objective, bound, runtimes, precisions, time budget and seed
-            replace those of the arguments.
-        on_progress: receives the step, the best candidate so far, and the seconds of the time budget.
-        on_message: receives messages.
 
     Returns:
         The best file with its proof, and all other candidates.
@@ -160,52 +207,43 @@ def optimize(
         InputError: a model, file or dataset is missing or broken.
         OptimizationInterrupted: Ctrl-C, with the best that is known.
     """
-    arguments = dict(locals())
-    shared = {name: arguments[name] for name in (*CALIBRATING, *LOADING, "held_out", "on_progress", "on_message")}
-    options = Options.of(calibration=data, **shared)
-    require_fraction(max_drop=max_drop)
-    require_choice(OBJECTIVES, objective=objective)
-    require_natural(seed=seed)
-    require_text(server=server)
-    require_names(precisions=precisions, **without_none(runtimes=runtimes))
-    require_path(**without_none(resume=resume, output=output, deploy=deploy, from_receipt=from_receipt))
-    start, budget = monotonic(), parse_duration(time_budget, "time_budget")
-    output_path = None if output is None else expand_user(output)
-    if from_receipt is not None:
-        earlier = _read_search(from_receipt)
-        objective, max_drop, precisions, runtimes, seed, budget = (earlier[name] for name in REPEATED)
+    start, output = monotonic(), None if options.output is None else Path(options.output)
+    search_options = {name: getattr(options, name) for name in REPEATED}
+    if options.from_receipt is not None:
+        search_options = _read_search(options.from_receipt)
     goal = Goal(
-        objective,
-        max_drop,
-        _check_precisions(precisions),
-        _check_runtimes(runtimes),
-        _check_output(output_path),
-        seed,
-        _check_server(deploy, server, output_path),
+        search_options["objective"],
+        search_options["max_drop"],
+        _check_precisions(search_options["precisions"]),
+        _check_runtimes(search_options["runtimes"]),
+        _check_output(output),
+        search_options["seed"],
+        _check_server(options.deploy, options.server, output),
     )
-    written = {"--output": output_path, "--resume": resume}
+    written = {"--output": output, "--resume": options.resume}
     read = {
-        "the model": model,
-        "--data": data,
-        "--held-out": held_out,
-        "--labels": labels,
-        "--from-receipt": from_receipt,
+        "the model": options.model,
+        "--data": options.data,
+        "--held-out": options.held_out,
+        "--labels": options.labels,
+        "--from-receipt": options.from_receipt,
     }
-    for suffix in SUFFIXES if output_path is not None and not goal.suffix else ("",):
+    for suffix in SUFFIXES if output is not None and not goal.suffix else ("",):
         # Without a suffix, that of the best file is added.
-        written["--output"] = output_path and output_path.with_name(output_path.name + suffix)
+        written["--output"] = output and output.with_name(output.name + suffix)
         check_outputs(written, read)
-    check_sources(model, data=(data, held_out), labels=labels, runtimes=goal.runtimes)
-    quantize_options = {name: arguments[name] for name in CALIBRATING} | {"on_message": ignore_message}
-    float_model = load_float_model(model, options)
-    calibration, held_out_data = _split(float_model, options)
+    check_sources(options.model, data=(options.data, options.held_out), labels=options.labels, runtimes=goal.runtimes)
+    float_options = Options(options.model, options.data, **{name: getattr(options, name) for name in SHARED})
+    float_model = load_float_model(float_options)
+    calibration, held_out_data = _split(float_model, float_options)
     folder = OwnedFolder()
-    on_progress(Progress("running the float model", 0))
-    reference, sizes = _run_float_model(float_model, held_out_data, options)
+    options.on_progress(Progress("running the float model", 0))
+    reference, sizes = _run_float_model(float_model, held_out_data, float_options)
     facts = [graph_digest(float_model.graph)]
     facts += [_digest_samples(float_model, dataset) for dataset in (calibration, held_out_data)]
-    facts += map(str, (goal, limit, labels, options.preprocessing, "" if options.task is None else options.task.metric))
-    state = _open_state(facts, goal, resume, folder.path)
+    metric = "" if float_options.metric is None else float_options.metric.metric
+    facts += map(str, (goal, options.limit, options.labels, options.preprocessing, metric))
+    state = _open_state(facts, goal, options.resume, folder.path)
     float_files = float_forms(float_model.graph, state.folder, goal.runtimes, goal.suffix)
     first = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
     measured_sizes = sample_sizes(float_model, iter([first]), reference.rows) or {}
@@ -217,22 +255,22 @@ def optimize(
         sizes,
         measured_sizes,
         float_files,
-        quantize_options,
+        {name: getattr(options, name) for name in CALIBRATING},
         state,
         start,
-        budget,
-        on_progress,
+        parse_duration(search_options["time_budget"]),
+        options.on_progress,
     )
     try:
         search.run()
     except KeyboardInterrupt:
         if search.baseline is None:
             raise
-        result = _conclude(search, float_model, options, output_path, folder)
+        result = _conclude(search, float_model, float_options, output, folder)
         raise OptimizationInterrupted(result) from None
-    result = _conclude(search, float_model, options, output_path, folder)
-    if deploy is not None:
-        result.deploy(deploy, server)
+    result = _conclude(search, float_model, float_options, output, folder)
+    if options.deploy is not None:
+        result.deploy(options.deploy, options.server)
     return result
 
 

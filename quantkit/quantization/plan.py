@@ -10,6 +10,7 @@ quantized values and keep the range of their inputs. The other nodes stay float,
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -268,7 +269,7 @@ class Plan:
         """Hash of all decisions."""
         return blake2b(self.text.encode(), digest_size=8).hexdigest()
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file; the file appears complete or not at all."""
         write_whole(Path(path), lambda file: file.write(self.text.encode()))
 

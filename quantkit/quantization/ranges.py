@@ -9,6 +9,7 @@ A ranges file replaces the calibration dataset when a model is quantized again:
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -215,7 +216,7 @@ class Ranges(Mapping[Edge, Range]):
         edges = ",\n  ".join(f"{json.dumps(name)}: {json.dumps(limits)}" for name, limits in document["ranges"].items())
         return "{" + ",\n ".join([*lines, f'"ranges": {{\n  {edges}}}']) + "}\n"
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the ranges to a file; the file appears complete or not at all."""
         write_whole(Path(path), lambda file: file.write(self.text.encode()))
 

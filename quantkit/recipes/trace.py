@@ -1,6 +1,7 @@
 """Record of a run: the changes, skips and checks of each step, with the graph before and after."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
@@ -163,7 +164,7 @@ class Trace:
             lines.append(f"{self.output}: {nodes}, {format_size(self.num_bytes)}")
         return "\n".join([*lines, RANDOM_WEIGHTS_NOTE] if self.has_random_weights else lines)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace with both graphs to a file.
 
         Args:

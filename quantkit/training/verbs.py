@@ -72,9 +72,10 @@ def quantization_aware(
     require_flag(reduce_range=reduce_range)
     require_callable(on_progress=on_progress, on_message=on_message)
     options = Options(
+        model,
         calibration=calibration,
         target=target,
-        scheme=Scheme.from_json(scheme) if isinstance(scheme, Mapping) else scheme,
+        scheme=scheme,
         reduce_range=reduce_range,
         limit=limit,
         on_progress=on_progress,
@@ -92,8 +93,8 @@ def _make_aware(model: Any, scheme: Scheme, options: Options) -> Any:
         raise UsageError("the scheme quantizes weights only, and computes in float", hint="omit weights_only")
     if options.calibration is None:
         raise UsageError("no calibration dataset is given", hint="give calibration: samples for the first ranges")
-    check_options(model, options, scheme)
-    loaded = load_float_model(model, options)
+    check_options(options, scheme)
+    loaded = load_float_model(options)
     data, _ = find_datasets(loaded, options)
     float_model, conversion, trials = calibrate_model(loaded, scheme, data, None, options)
     for name, reason in conversion.plan.float_fallbacks.items():

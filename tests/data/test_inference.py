@@ -6,6 +6,7 @@ import pytest
 
 from quantkit.data.inference import PreprocessingOptions, find_model_labels, find_origin, infer_preprocessing
 from quantkit.data.labels import LABEL_MAP_FILE, NAMES_FILE, Order
+from quantkit.data.options import InputImageOptions
 from quantkit.errors import UsageError
 from quantkit.ir.tensor import DType, Shape
 from quantkit.runtimes.session import TensorInfo
@@ -73,10 +74,10 @@ def test_options_override_the_card_and_its_crop() -> None:
 
 def test_mean_and_deviation_of_images_from_0_to_1_are_rejected() -> None:
     with pytest.raises(UsageError, match="pixels are 0 to 255") as caught:
-        PreprocessingOptions.of(input_mean=(0.485, 0.456, 0.406), input_std=[0.229, 0.224, 0.225])
+        InputImageOptions(input_mean=(0.485, 0.456, 0.406), input_std=[0.229, 0.224, 0.225])
     assert caught.value.hint.endswith("--input-mean 123.675,116.28,103.53 --input-std 58.395,57.12,57.375")
     for mean, std in ((0, 0.5), (0.5, 1), (127.5, 0.5), (None, 0.5)):
-        assert PreprocessingOptions.of(input_mean=mean, input_std=std).std == std
+        assert InputImageOptions(input_mean=mean, input_std=std).preprocessing.std == std
 
 
 def test_an_option_against_the_shape_is_rejected() -> None:

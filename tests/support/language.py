@@ -35,7 +35,9 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _NAME_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SENTENCE = re.compile(r"\w[\w'-]*[,;:]? +\w[\w'-]*[,;:]? +\w")
 _KIND_OF_OWNER = {"function": "function", "property": "variable"}
-_TEXT_ARGUMENTS = frozenset({"hint", "help", "description", "epilog", "metavar", "title", "reason", "prog", "usage"})
+_TEXT_ARGUMENTS = frozenset(
+    {"hint", "help", "doc", "description", "epilog", "metavar", "title", "reason", "prog", "usage"}
+)
 _TEXT_CALLS = re.compile(r".*(Error|Exception|Skip|Warning)|log|warn|fail|skip|print|add_argument_group")
 
 

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -13,15 +13,14 @@ from quantkit.arguments import (
     as_names,
     as_shapes,
     expand_user,
+    require_callable,
     require_choice,
     require_flag,
     require_names,
     require_natural,
-    require_path,
     require_positive,
     require_text,
     type_name,
-    without_none,
 )
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.cores import HAS_AFFINITY, available_cpus
@@ -31,8 +30,11 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import LoadOptions, as_model
+from quantkit.model.options import INPUT_SHAPES, LoadingOptions
+from quantkit.options import Declaration, option
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, find_runtime, split_runtime
+from quantkit.runtimes.options import IsaOptions, ThreadOptions
 from quantkit.runtimes.runtime import isa_environment
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
 from quantkit.transforms.plugins import keras_objects
@@ -43,61 +45,107 @@ from quantkit.zoo.fetch import fetch
 DOWNLOAD_OPTIONS = {"offline", "on_progress"}
 
 
-class CandidateOptions(TypedDict, total=False):
-    """Keyword arguments of `select_candidates`; see `benchmark`."""
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """Inputs of a benchmark."""
 
-    runtime: str
-    intra_op: int | None
-    inter_op: int | None
-    device: str
-    precision: str | Iterable[str]
-    cpus: Iterable[int]
-    environment: Mapping[str, str] | None
-    isa: str | None
-    streams: int | None
-    spinning: bool | None
-    batch: int | None
-    input_shapes: Mapping[str, Sequence[int]] | None
-    data: Any
-    end_to_end: bool
-    inputs: Iterable[str] | None
-    outputs: Iterable[str] | None
-    signature: str | None
-    tags: Iterable[str] | None
-    checkpoint: str | os.PathLike[str] | None
-    seed: int
-    log_placement: bool
-    random_weights: bool
-    offline: bool
+    streams: int | None = option(
+        None,
+        require_positive,
+        help="number of calls at the same time, to measure the throughput",
+        doc="measure the throughput, with this number of calls at the same time (default: the latency of one call at a "
+        "time)",
+    )
+    batch: int | None = option(None, require_positive, help="batch size for models with a dynamic batch (default: 1)")
+    input_shapes: Mapping[str, Sequence[int]] | None = option(None, INPUT_SHAPES)
+    data: Any = option(
+        None,
+        help="images or arrays (.npz by input name) as inputs (default: random inputs)",
+        doc="dataset whose first samples are the inputs (default: random inputs)",
+    )
+    end_to_end: bool = option(
+        False,
+        help="also decode, resize and normalize the images of --data in each call",
+        doc="measure calls that also read and decode an image of ``data``, resize and normalize it, and find the "
+        "highest scores; the report has the time of each part",
+    )
 
 
-def select_candidates(
-    models: Any, folder: Path, on_progress: OnProgress, **options: Unpack[CandidateOptions]
-) -> list[Candidate]:
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """Processes of a benchmark."""
+
+    precision: str | Iterable[str] = option(
+        "float32",
+        require_names,
+        help="arithmetic that the runtime may use; several, as float32,bfloat16, give one row each (default: float32)",
+        doc="arithmetic that runtimes may use, one of `PRECISIONS`; several give each model one row per precision",
+    )
+    cpus: Iterable[int] = option(
+        (),
+        help="CPUs of the processes, as 0,1 or 0-3 (default: all)",
+        doc="hardware threads of the processes (default: all)",
+    )
+    device: str = option("cpu", require_text, help="cpu, gpu or gpu:N (default: cpu)")
+    spinning: bool | None = option(
+        None,
+        require_flag,
+        help="allow idle threads of ONNX Runtime to spin",
+        doc="idle threads spin, in ONNX Runtime (default: the default of the runtime)",
+    )
+    environment: Mapping[str, str] | None = option(
+        None, doc="variables (``KMP_AFFINITY``, ``OMP_NUM_THREADS`` ...), set before a runtime is loaded"
+    )
+    seed: int = option(0, require_natural, doc="seed of the data, of the order in each round, and of the intervals")
+    log_placement: bool = option(False, help="report the device of each op", doc="record the device of each op")
+    on_progress: OnProgress = option(
+        ignore_progress, require_callable, doc="receives the progress of downloads and measurements"
+    )
+
+
+@dataclass(frozen=True)
+class CandidateOptions(InputOptions, ThreadOptions, IsaOptions, ProcessOptions, LoadingOptions):
+    """Models, and the settings of their processes."""
+
+    models: Annotated[
+        Any,
+        Declaration(
+            doc="list of models: each a `Model`, a `Graph`, a path or the name of a model card; a path or name may end "
+            "with ``@RUNTIME``. A single model is a list of one"
+        ),
+    ]
+    runtime: str = option(
+        AUTO,
+        require_text,
+        help="runtime for models without @RUNTIME (default: the fastest installed one)",
+        doc="runtime for models without ``@RUNTIME``; ``auto``: the one of the highest priority that can run the model "
+        "here",
+    )
+
+
+def select_candidates(options: CandidateOptions, folder: Path) -> list[Candidate]:
     """Return the candidates of a benchmark: each model in each precision.
 
     Args:
-        models: see `benchmark`.
-        folder: for the files of models and data in memory.
-        on_progress: receives the progress of downloads.
         options: see `benchmark`.
+        folder: for the files of models and data in memory.
 
     Raises:
         UsageError: there is no such runtime, model card or CPU, or a number is out of range.
         InputError: a model file is missing or broken, or a download failed.
     """
-    if (file := find_saved(models)) is not None:
+    if (file := find_saved(options.models)) is not None:
         raise UsageError(f"{file} is a saved benchmark, not a model", hint=f"quantkit benchmark {file} shows it")
-    settings, load_options = _settings(options), _load_options(options, on_progress)
-    precisions = as_names(options.get("precision", "float32")) or ()
+    settings, load_options = _settings(options), _load_options(options)
+    precisions = as_names(options.precision) or ()
     for name in precisions:
         require_choice(PRECISIONS, precision=name)
-    if options.get("data") is not None:
-        settings = replace(settings, data=_data_path(options["data"], settings.batch or 1, folder))
+    if options.data is not None:
+        settings = replace(settings, data=_data_path(options.data, settings.batch or 1, folder))
     _check_end_to_end(settings)
     candidates = [
         find_candidate(model, settings, folder / str(index), **load_options)
-        for index, model in enumerate(_as_list(models))
+        for index, model in enumerate(_as_list(options.models))
     ]
     for candidate in candidates:
         if candidate.settings.runtime != AUTO:
@@ -123,43 +171,33 @@ def find_saved(models: Any) -> Path | None:
 
 def _settings(options: CandidateOptions) -> Settings:
     """Return the settings of the processes."""
-    numbers = {name: options.get(name) for name in ("intra_op", "inter_op", "streams", "batch")}
-    require_positive(**without_none(**numbers))
-    runtime, device, environment = (
-        options.get("runtime", AUTO),
-        options.get("device", "cpu"),
-        options.get("environment"),
-    )
-    names = {name: options.get(name) for name in ("inputs", "outputs", "tags")}
-    log_placement = options.get("log_placement", False)
-    require_text(runtime=runtime, device=device)
-    require_names(precision=options.get("precision", "float32"), **without_none(**names))
-    spinning = options.get("spinning")
-    require_flag(
-        log_placement=log_placement, end_to_end=options.get("end_to_end", False), **without_none(spinning=spinning)
-    )
+    environment, isa = options.environment, options.isa
     if environment is not None and not isinstance(environment, Mapping):
         raise UsageError(
             f"environment is {type_name(environment)}, and must be a dict", hint='{"OMP_NUM_THREADS": "1"}'
         )
-    if runtime != AUTO:
-        find_runtime(runtime)
-    isa = options.get("isa")
+    if options.runtime != AUTO:
+        find_runtime(options.runtime)
     session = SessionOptions(
-        options.get("intra_op"), options.get("inter_op"), device, log_placement=log_placement, spinning=spinning
-    ).with_(isa=isa)
+        options.intra_op,
+        options.inter_op,
+        options.device,
+        log_placement=options.log_placement,
+        spinning=options.spinning,
+        isa=isa,
+    )
     session.gpu_index  # noqa: B018  a wrong device name is an error before any work
     return Settings(
-        runtime=runtime,
+        runtime=options.runtime,
         options=session,
         environment={**(environment or {}), **({} if isa is None else isa_environment(isa))},
-        cpus=_check_cpus(options.get("cpus", ())),
-        streams=options.get("streams"),
-        is_end_to_end=options.get("end_to_end", False),
-        batch=options.get("batch"),
-        input_shapes=as_shapes(options.get("input_shapes")),
-        inputs=as_names(options.get("inputs")),
-        outputs=as_names(options.get("outputs")),
+        cpus=_check_cpus(options.cpus),
+        streams=options.streams,
+        is_end_to_end=options.end_to_end,
+        batch=options.batch,
+        input_shapes=as_shapes(options.input_shapes),
+        inputs=as_names(options.inputs),
+        outputs=as_names(options.outputs),
     )
 
 
@@ -175,18 +213,13 @@ def _check_end_to_end(settings: Settings) -> None:
         raise UsageError("end-to-end calls run one at a time", hint="omit --streams, or --end-to-end")
 
 
-def _load_options(options: CandidateOptions, on_progress: OnProgress) -> LoadOptions:
+def _load_options(options: CandidateOptions) -> LoadOptions:
     """Return the keyword arguments of `quantkit.load`."""
-    signature, checkpoint = options.get("signature"), options.get("checkpoint")
-    random_weights, offline = options.get("random_weights", False), options.get("offline", False)
-    require_text(**without_none(signature=signature))
-    require_path(**without_none(checkpoint=checkpoint))
-    require_flag(random_weights=random_weights, offline=offline)
-    load_options: LoadOptions = {"offline": offline, "on_progress": on_progress}
-    if random_weights:
-        load_options |= {"random_weights": True, "seed": options.get("seed", 0)}
-    if signature or options.get("tags") or checkpoint:
-        load_options |= {"signature": signature, "tags": as_names(options.get("tags")), "checkpoint": checkpoint}
+    load_options: LoadOptions = {"offline": options.offline, "on_progress": options.on_progress}
+    if options.random_weights:
+        load_options |= {"random_weights": True, "seed": options.seed}
+    if options.signature or options.tags or options.checkpoint:
+        load_options |= {"signature": options.signature, "tags": options.tags, "checkpoint": options.checkpoint}
     return load_options
 
 

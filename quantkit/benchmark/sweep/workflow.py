@@ -3,13 +3,12 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Unpack
 
 from quantkit import formats
-from quantkit.arguments import as_names, parse_duration, public, require_callable, require_path, without_none
+from quantkit.arguments import as_names, parse_duration, public, require_duration, require_path
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import Benchmark, openmp_lines
@@ -24,7 +23,8 @@ from quantkit.benchmark.sweep.space import Setting, find_settings
 from quantkit.benchmark.sweep.state import SweepState
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
-from quantkit.progress import OnProgress, ignore_progress
+from quantkit.options import option, takes
+from quantkit.progress import OnProgress
 from quantkit.recipes import parse, run
 from quantkit.runtimes import find_runtime
 
@@ -35,28 +35,36 @@ MIN_CONFIRMATION = 0.2
 PROBE = SamplingOptions(runs=6, warmup=3, processes=1)
 
 
+@dataclass(frozen=True)
+class SweepOptions(CandidateOptions):
+    """The arguments of `sweep`."""
+
+    _: KW_ONLY
+    time_budget: float | str = option(
+        600.0,
+        require_duration,
+        doc="total time limit in seconds, or a text such as ``5m``; each model gets a part in proportion to the number "
+        "of its settings and to the run time of its first measurement",
+    )
+    resume: str | os.PathLike[str] | None = option(
+        None,
+        require_path,
+        metavar="FILE.json",
+        help="keep the finished trials of --sweep in this file, and resume",
+        doc="file for the finished trials; those in it are not measured again",
+    )
+
+
 @public
-def sweep(
-    models: Any,
-    *,
-    time_budget: float | str = 600.0,
-    resume: str | os.PathLike[str] | None = None,
-    on_progress: OnProgress = ignore_progress,
-    **options: Unpack[CandidateOptions],
-) -> Sweep:
+@takes(SweepOptions)
+def sweep(options: SweepOptions) -> Sweep:
     """Find the fastest settings of each model: threads, spinning, CPUs, layout, precision and environment variables.
 
     Successive halving on speed-ups over the default, which is measured in the same rounds. The winner is measured
     again in new processes; the default is kept unless the whole interval of the speed-up is above 1.
 
-    Args:
-        models: see `quantkit.benchmark`.
-        time_budget: total time limit in seconds, or a text such as ``5m``; each model gets a part in
-            proportion to the number of its settings and to the run time of its first measurement.
-        resume: file for the finished trials; those in it are not measured again.
-        on_progress: receives the progress.
-        options: see `quantkit.benchmark`. Options with a value are not varied; with several precisions, the first is
-            the default. ``streams`` makes it a sweep of the throughput, over streams and batch sizes.
+    Options with a value are not varied; with several precisions, the first is the default. ``streams`` makes it a sweep
+    of the throughput, over streams and batch sizes.
 
     Raises:
         UsageError: see `quantkit.benchmark`, or ``resume`` has trials of another machine.
@@ -64,16 +72,13 @@ def sweep(
         NotMeasuredError: a model cannot be measured with the default settings.
         BenchmarkInterrupted: Ctrl-C; the finished trials are in the file ``resume``.
     """
-    require_path(**without_none(resume=resume))
-    require_callable(on_progress=on_progress)
-    budget = parse_duration(time_budget, "time_budget")
+    budget, on_progress = parse_duration(options.time_budget), options.on_progress
     machine = this_machine()
-    state = SweepState.read(None if resume is None else Path(resume).expanduser(), machine)
-    first, *others = as_names(options.get("precision", "float32")) or ("float32",)
-    options["precision"] = first
+    state = SweepState.read(None if options.resume is None else Path(options.resume).expanduser(), machine)
+    first, *others = as_names(options.precision) or ("float32",)
     with temporary_folder() as folder:
         start = monotonic()
-        candidates = select_candidates(models, folder, on_progress, **options)
+        candidates = select_candidates(replace(options, precision=first), folder)
         precisions = [Setting("precision", {"precision": name}) for name in others]
         probing = replace(PROBE, time_budget=budget / len(candidates))
         probes = [_probe(each, precisions, state, probing, folder, on_progress) for each in candidates]
@@ -81,7 +86,7 @@ def sweep(
         for index, probe in enumerate(probes):
             remaining = max(start + budget - monotonic(), 1.0)
             part = remaining * probe.cost / sum(each.cost for each in probes[index:])
-            sweeps.append(_sweep_model(probe, state, part, options.get("seed", 0), folder, on_progress))
+            sweeps.append(_sweep_model(probe, state, part, options.seed, folder, on_progress))
         return Sweep(tuple(sweeps), machine)
 
 

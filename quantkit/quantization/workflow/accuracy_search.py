@@ -30,7 +30,7 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
     """
     _require_outputs(conversion, reference, max_drop)
     _announce_metric(reference, options)
-    state = None if options.output is None else _state_file(conversion, reference, options.output)
+    state = options.state_file(f"{_state_key(conversion, reference)}.fallback")
 
     def measure(layers: frozenset[str]) -> Loss:
         return measure_loss(conversion.exclude(layers), reference)
@@ -49,7 +49,7 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
             [pattern.layer for pattern in conversion.plan.patterns],
             measure,
             max_drop=max_drop,
-            seconds=options.time_budget,
+            seconds=options.seconds,
             suspects=_suspects(conversion),
             rank=rank,
             state=state,
@@ -99,11 +99,11 @@ def _announce_metric(reference: FloatReference, options: Options) -> None:
     options.on_message(f"--max-drop limits {metric}, measured on {reference.source}")
 
 
-def _state_file(conversion: Conversion, reference: FloatReference, output: Path) -> Path:
-    """Return the state file of this graph, these ranges and these samples."""
+def _state_key(conversion: Conversion, reference: FloatReference) -> str:
+    """Return the digest of this graph, these ranges and these samples."""
     provenance = conversion.ranges.provenance
     key = " ".join((provenance.graph, provenance.data, conversion.plan.digest, reference.digest))
-    return output.with_name(f"{output.name}.{blake2b(key.encode(), digest_size=8).hexdigest()}.fallback")
+    return blake2b(key.encode(), digest_size=8).hexdigest()
 
 
 def _suspects(conversion: Conversion) -> list[str]:

@@ -122,8 +122,8 @@ def _replace_ranges(
 def _calibrate(
     model: Model, graph: Graph, plan: Plan, data: Dataset, options: Options
 ) -> tuple[Ranges, FloatReference]:
-    reference = FloatReference(task=options.task, whole_outputs=find_whole_outputs(graph))
-    state = None if options.output is None else options.output.with_name(f"{options.output.name}.calibration")
+    reference = FloatReference(task=options.metric, whole_outputs=find_whole_outputs(graph))
+    state = options.state_file("calibration")
     with open_calibration_session(graph, plan, options.runtime) as session:
         samples = LabeledFeeds.of(model, session, data, options)
         _announce(graph, plan, session.runtime.name, samples, options)
@@ -197,7 +197,7 @@ def compute_reference(
         options: options of the caller.
         calibrated_on: preprocessing of the calibration samples.
     """
-    reference = FloatReference(task=options.task, whole_outputs=find_whole_outputs(graph))
+    reference = FloatReference(task=options.metric, whole_outputs=find_whole_outputs(graph))
     with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
         basis = None
         if options.calibration is None and isinstance(calibrated_on, Preprocessing):

@@ -117,6 +117,6 @@ def _open_probe(conversion: Conversion, reference: FloatReference, options: Opti
         start = perf_counter()
         run(1)
         seconds = max((perf_counter() - start) * len(switched), 1e-9)
-        limit = int(policy.SIGNAL_FRACTION * options.time_budget / seconds)
+        limit = int(policy.SIGNAL_FRACTION * options.seconds / seconds)
         count = min(policy.SIGNAL_STEPS if states else policy.SIGNAL_RUNS, len(reference.feeds), limit)
         yield run(count) if count else None

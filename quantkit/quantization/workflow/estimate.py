@@ -83,7 +83,7 @@ def estimate_quantization(model: Model) -> QuantizationEstimate:
 def _estimate(model: Model, target: str) -> QuantizationEstimate:
     scheme = Scheme.for_target(target)
     try:
-        float_model = prepare_float_graph(model, Options(target=target), scheme, None)
+        float_model = prepare_float_graph(model, Options(model, target=target), scheme, None)
         graph, scheme, trained = float_model.graph, float_model.scheme, float_model.trained
         plan = plan_trained(graph, scheme, trained) if trained else annotate(graph, scheme)
         plan = Conversion(graph, plan, uncalibrated_ranges(plan)).with_kernels().plan

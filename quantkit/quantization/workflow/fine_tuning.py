@@ -306,7 +306,7 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
         The problem whose variables are trained, with equalized layers where that is the better start, and the result.
     """
     assert options.finetune is not None, "fine_tune is called with --finetune"
-    path = None if options.output is None else options.output.with_name(f"{options.output.name}.finetune")
+    path = options.state_file("finetune")
     conversion = problem.conversion
     facts = (graph_digest(conversion.graph), conversion.plan.digest, problem.store.digest, str(options.finetune))
     training = Training(

@@ -85,7 +85,7 @@ class Commands:
         held_out = options.calibration if options.held_out is None else options.held_out
         preprocessing = _preprocessing_flags(options.preprocessing)
         flags = (*_flags(options, "inputs", "outputs", "recipe"), *preprocessing)
-        output = options.output or Path(f"OUTPUT{target.suffixes[0]}")
+        output = options.file or Path(f"OUTPUT{target.suffixes[0]}")
         is_held_out = options.held_out is not None or options.max_drop is not None
         libraries = custom_op_libraries() or (("LIBRARY",) if lacks_kernels else ())
         data = _path_text(held_out, cls.data)

@@ -1,34 +1,34 @@
 """Options of `quantize`, and their contradictions, which are errors before any work starts."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any
 
 from quantkit import formats
 from quantkit.arguments import (
-    as_names,
     expand_user,
-    keywords_of,
     parse_duration,
     require_callable,
-    require_flag,
+    require_duration,
     require_fraction,
-    require_names,
     require_natural,
     require_path,
     require_positive,
     require_text,
 )
-from quantkit.data import PreprocessingOptions
+from quantkit.data import DATA_KINDS
+from quantkit.data.options import LABELS, InputImageOptions
 from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError, UsageError
-from quantkit.evaluation.tasks import TaskMetric, find_task
+from quantkit.evaluation.tasks import TASKS, Score, TaskMetric, find_task
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.model.early_checks import check_sources
+from quantkit.model.options import LoadingOptions, ShapeOptions
+from quantkit.options import Declaration, option, path_or
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.calibration.trained_ranges import FAKE_QUANT_OPS
 from quantkit.quantization.finetuning.training import Budget
@@ -52,89 +52,201 @@ CALIBRATION_LIMIT = 100
 TIME_BUDGET = 600.0
 FALLBACK_PRECISIONS = (FLOAT, BFLOAT16)
 FLOAT_PARTS = (ORIGINAL, FLOAT32, FLOAT16) = ("original", "float32", "float16")
-# Arguments of each check; those without a default value are optional.
-_CHECKS: Mapping[Callable[..., None], tuple[str, ...]] = {
-    require_positive: ("limit",),
-    require_natural: ("seed", "runs"),
-    require_fraction: ("max_drop",),
-    require_flag: ("weights_only", "uint8_input", "reduce_range", "random_weights", "verify", "offline"),
-    require_text: ("runtime", "fallback", "float_parts", "target", "observer", "signature"),
-    require_names: ("inputs", "outputs", "tags"),
-    require_path: ("scheme", "ranges", "plan", "labels", "checkpoint", "output", "trace", "save_plan", "save_ranges"),
-    require_callable: ("on_progress", "on_message"),
-}
-# Arguments that describe images, without the class.
-IMAGE_ARGUMENTS = keywords_of(PreprocessingOptions.of)[1:]
-# Types of the values that stand for their files.
-_VALUES: Mapping[str, Any] = {"scheme": Scheme | Mapping, "ranges": Ranges, "plan": Plan}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The arguments of `quantize`, which documents them."""
+@dataclass(frozen=True)
+class Options(InputImageOptions, ShapeOptions, LoadingOptions):
+    """The arguments of `quantize`, in the order of the flags."""
 
-    calibration: Any = None
-    target: str | None = None
-    scheme: Scheme | PathLike | None = None
-    ranges: Ranges | PathLike | None = None
-    plan: Plan | PathLike | None = None
-    weights_only: bool = False
-    uint8_input: bool = False
-    observer: str | None = None
-    reduce_range: bool = False
-    limit: int = CALIBRATION_LIMIT
-    held_out: Any = None
-    labels: PathLike | None = None
-    recipe: str | None = None
-    inputs: tuple[str, ...] | None = None
-    outputs: tuple[str, ...] | None = None
-    signature: str | None = None
-    tags: tuple[str, ...] | None = None
-    checkpoint: PathLike | None = None
-    input_shapes: Mapping[str, Sequence[int]] | None = None
-    random_weights: bool = False
-    preprocessing: PreprocessingOptions = field(default_factory=PreprocessingOptions)
-    runtime: str = AUTO
-    runs: int | None = None
-    finetune: int | str | None = None
-    seed: int = 0
-    max_drop: float | None = None
-    task: TaskMetric | None = None
-    fallback: str = FLOAT
-    verify: bool = False
-    trace: Path | None = None
-    float_parts: str = ORIGINAL
-    time_budget: float = TIME_BUDGET
-    offline: bool = False
-    output: Path | None = None
-    save_plan: Path | None = None
-    save_ranges: Path | None = None
-    on_progress: OnProgress = ignore_progress
-    on_message: OnMessage = ignore_message
+    model: Annotated[
+        Any,
+        Declaration(
+            doc="model, graph, path or card name; or a model of `quantkit.training.quantization_aware`, whose training "
+            "has fixed target, plan and ranges"
+        ),
+    ]
+    calibration: Any = option(
+        None,
+        metavar="DATA",
+        help=f"calibration dataset: {DATA_KINDS}",
+        doc="calibration dataset; not needed with ``ranges``, ``weights_only``, or the trained ranges of "
+        "quantization-aware training (TF-MOT). With it, layers without trained ranges are quantized, too",
+    )
+    _: KW_ONLY
+    output: PathLike | None = option(
+        None,
+        require_path,
+        help="file to write, or a SavedModel folder without a suffix (targets tensorflow and eightbit)",
+        doc="write the quantized model to this file or SavedModel folder as soon as it is checked. The state of an "
+        "interrupted calibration or search is saved next to it, and the same call resumes",
+        is_required=True,
+        convert=expand_user,
+    )
+    target: str | None = option(
+        None,
+        require_text,
+        metavar=lambda: f"{{{','.join(sorted(targets()))}}}",
+        help="target format and runtime (default: the scheme's, else onnx)",
+    )
+    scheme: Scheme | Mapping[str, Any] | PathLike | None = option(
+        None,
+        path_or(Scheme, Mapping),
+        metavar="FILE.toml",
+        help="quantization scheme (default: the target's)",
+        doc="quantization scheme, its fields, or its TOML file (default: the target's)",
+    )
+    weights_only: bool = option(False, help="quantize weights only and compute in float; needs no data")
+    uint8_input: bool = option(False, help="accept uint8 images; preprocessing is folded into the first layer")
+    observer: str | None = option(
+        None,
+        require_text,
+        help="range estimator, for example min_max or percentile(99.9) (default: the scheme's, or min_max if that "
+        "is better on the data)",
+    )
+    reduce_range: bool = option(
+        False, help="use 7-bit weights (default: 8 bits whose sums of pairs cannot saturate without VNNI)"
+    )
+    plan: Plan | PathLike | None = option(
+        None,
+        path_or(Plan),
+        metavar="FILE",
+        help="read the quantization plan from this file instead of computing it",
+        doc="quantization plan to follow instead of computing one, or its file",
+    )
+    save_plan: PathLike | None = option(
+        None,
+        require_path,
+        metavar="FILE",
+        help="write the quantization plan, with precision and reason of each layer",
+        doc="write the plan to this file as soon as it is known",
+        convert=expand_user,
+    )
+    ranges: Ranges | PathLike | None = option(
+        None,
+        path_or(Ranges),
+        metavar="FILE",
+        help="read the ranges from this file instead of calibrating",
+        doc="ranges of an earlier calibration of the same graph, or their file",
+    )
+    save_ranges: PathLike | None = option(
+        None,
+        require_path,
+        metavar="FILE",
+        help="write the calibrated ranges",
+        doc="write the ranges to this file as soon as they are known",
+        convert=expand_user,
+    )
+    trace: PathLike | None = option(
+        None,
+        require_path,
+        metavar="FILE",
+        help="write a trace of the recipe: .json, or .html with both graphs",
+        convert=expand_user,
+    )
+    verify: bool = option(
+        False,
+        help="compare the float outputs before and after each step of the recipe",
+        doc="compare the outputs of the float model before and after each step of the recipe, on random inputs of "
+        "``seed``",
+    )
+    recipe: str | None = option(None, help="recipe that prepares the float graph (default: the card's, else inference)")
+    limit: int = option(
+        CALIBRATION_LIMIT,
+        require_positive,
+        help=f"maximum number of calibration images (default: {CALIBRATION_LIMIT})",
+        doc="maximum number of calibration samples",
+    )
+    held_out: Any = option(
+        None,
+        metavar="DATA",
+        help="held-out images for the accuracy check (default: the calibration images; with --max-drop, the ones "
+        "after them)",
+    )
+    labels: PathLike | None = option(None, LABELS)
+    runtime: str = option(
+        AUTO,
+        require_text,
+        help="runtime of the float model, which the form of an ONNX model then suits (default: auto, the fastest "
+        "available for the float model, a form for all runtimes)",
+    )
+    runs: int | None = option(
+        None,
+        require_natural,
+        help="samples of the latency of each model; 0 to skip the latency (default: until the comparison is clear)",
+    )
+    finetune: int | str | None = option(
+        None,
+        metavar="STEPS|TIME|layerwise",
+        help="train weights and ranges on the calibration images, for example 300 steps or 10m; layerwise fits "
+        "each layer by itself; requires TensorFlow",
+        doc="train weights and ranges against the float model's outputs on the calibration samples: a number of "
+        "steps, a time such as ``10m``, or ``layerwise`` for a fit of each layer by itself. Needs TensorFlow. The "
+        "calibrated model is kept if it is better",
+    )
+    seed: int = option(0, require_natural, help="seed of the order of the training images (default: 0)")
+    max_drop: float | None = option(
+        None,
+        require_fraction,
+        help="keep layers in float until the drop is at most this fraction, for example 0.01: the drop of top-1 if "
+        "images have labels, else of the agreement with the float model",
+        doc="keep layers in float until the drop is at most this fraction: the drop of top-1 if samples have "
+        "labels, else of the agreement with the float model, or of the metric of ``task``",
+    )
+    task: str | Score | None = option(
+        None,
+        lambda task: find_task(task),
+        metavar=f"{{{','.join(TASKS)}}}",
+        help="metric of the accuracy with the float model as reference (default: agreement for class scores, else "
+        "SQNR)",
+        doc="metric of the outputs with the float model as reference: ``segmentation``, ``detection``, "
+        "``regression``, ``embedding``, ``text``, ``language``, or a function of the float model's outputs and the "
+        "int8 model's, (n, ...) by name, that returns 1 for equal outputs (default: agreement for class scores, "
+        "else SQNR)",
+    )
+    fallback: str = option(
+        FLOAT,
+        require_text,
+        choices=FALLBACK_PRECISIONS,
+        help="precision of the layers that --max-drop keeps; bfloat16 requires --target tensorflow and a processor "
+        "with bfloat16 arithmetic (default: float)",
+    )
+    float_parts: str = option(
+        ORIGINAL,
+        require_text,
+        choices=FLOAT_PARTS,
+        help="type of the ops that stay float; float16 requires --target tensorrt (default: original)",
+        doc="type of the ops that stay float: ``original`` keeps those of float16 models, ``float32`` is faster on "
+        "most CPUs, and ``float16``, for the target ``tensorrt`` only, converts the ops of any model that are safe in "
+        "it. It is float32 in LiteRT files, in files of another format than the model, and for models in double or "
+        "bfloat16, unless ``float16`` is given. Inputs and outputs keep their types",
+    )
+    time_budget: float | str = option(
+        TIME_BUDGET,
+        require_duration,
+        help="time limit of the --max-drop search, for example 90s (default: 10m)",
+        doc="time limit of the search of ``max_drop``, in seconds or a text such as ``2m``",
+    )
+    on_progress: OnProgress = option(ignore_progress, require_callable, doc="receives the progress")
+    on_message: OnMessage = option(ignore_message, require_callable, doc="receives messages")
 
-    @classmethod
-    def of(cls, **arguments: Any) -> Self:
-        """Return the options of a function with arguments of `quantize`.
+    @property
+    def file(self) -> Path | None:
+        """Path of ``output``."""
+        return None if self.output is None else Path(self.output)
 
-        Raises:
-            UsageError: a value is not of the type of its argument, or out of bounds.
-        """
-        images = {name: arguments.pop(name) for name in IMAGE_ARGUMENTS if name in arguments}
-        preprocessing = PreprocessingOptions.of(**images)
-        may_be_none = {each.name for each in fields(cls) if each.default is None}
-        stated = {name: value for name, value in arguments.items() if value is not None or name not in may_be_none}
-        for check, names in _CHECKS.items():
-            values = {name: stated[name] for name in names if name in stated}
-            check(**{name: value for name, value in values.items() if not isinstance(value, _VALUES.get(name, ()))})
-        parsers: dict[str, Callable[[Any], Any]] = {
-            **dict.fromkeys(_CHECKS[require_names], as_names),
-            **dict.fromkeys(("output", "trace", "save_plan", "save_ranges"), expand_user),
-            "task": find_task,
-            "time_budget": lambda value: parse_duration(value, "time_budget"),
-            "scheme": lambda value: Scheme.from_json(value) if isinstance(value, Mapping) else value,
-        }
-        parsed = {name: parsers[name](value) if name in parsers else value for name, value in stated.items()}
-        return cls(preprocessing=preprocessing, **parsed)
+    @property
+    def seconds(self) -> float:
+        """Time budget."""
+        return parse_duration(self.time_budget)
+
+    @cached_property
+    def metric(self) -> TaskMetric | None:
+        """Metric of the task."""
+        return find_task(self.task)
+
+    def state_file(self, suffix: str) -> Path | None:
+        """Return the file of an interrupted step next to the output; None without an output."""
+        return None if self.file is None else self.file.with_name(f"{self.file.name}.{suffix}")
 
     @cached_property
     def stated_plan(self) -> Plan | None:
@@ -148,11 +260,10 @@ class Options:
         return Plan.load(expand_user(self.plan))
 
 
-def check_options(source: Any, options: Options, scheme: Scheme) -> None:
+def check_options(options: Options, scheme: Scheme) -> None:
     """Check that the options fit each other, the model and the scheme.
 
     Args:
-        source: the model, as `quantize` accepts it.
         options: options of the caller.
         scheme: scheme that the options select.
 
@@ -161,9 +272,9 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
         InputError: the output cannot be written.
     """
     target = find_target(scheme.target)
-    if options.output is not None:
-        check_output(target, options.output)
-    _check_paths(source, options)
+    if options.file is not None:
+        check_output(target, options.file)
+    _check_paths(options)
     create_observer(scheme.observer, scheme.activations)  # its number may be out of bounds
     _check_data(options, scheme)
     check_fallback(options, target)
@@ -181,7 +292,10 @@ def check_options(source: Any, options: Options, scheme: Scheme) -> None:
         _check_finetuning(options, scheme)
     files = [options.calibration, options.held_out]
     check_sources(
-        *([] if options.random_weights else [source]), data=files, labels=options.labels, runtimes=[options.runtime]
+        *([] if options.random_weights else [options.model]),
+        data=files,
+        labels=options.labels,
+        runtimes=[options.runtime],
     )
     if isinstance(options.ranges, str | os.PathLike):
         Ranges.load(expand_user(options.ranges))
@@ -224,7 +338,7 @@ def check_output(target: Target, output: Path) -> None:
     )
 
 
-def _check_paths(source: Any, options: Options) -> None:
+def _check_paths(options: Options) -> None:
     """Check that the outputs can be written, to paths of their own, and overwrite no input.
 
     Raises:
@@ -238,14 +352,14 @@ def _check_paths(source: Any, options: Options) -> None:
         "--trace": options.trace,
     }
     if options.trace is not None:
-        check_trace_path(options.trace)
+        check_trace_path(Path(options.trace))
     for path in (options.save_plan, options.save_ranges):
         if path is not None:
-            formats.check_target(path)
+            formats.check_target(Path(path))
     formats.check_distinct(
         outputs,
         {
-            "the model": source.path if isinstance(source, Model) else source,
+            "the model": options.model.path if isinstance(options.model, Model) else options.model,
             "--calibration": options.calibration,
             "--held-out": options.held_out,
             "--labels": options.labels,

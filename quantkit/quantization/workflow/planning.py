@@ -152,4 +152,6 @@ def _base_scheme(options: Options) -> Scheme:
         return plan.scheme
     if options.scheme is None:
         return Scheme.for_target(options.target or DEFAULT_TARGET)
+    if isinstance(options.scheme, Mapping):
+        return Scheme.from_json(options.scheme)
     return options.scheme if isinstance(options.scheme, Scheme) else Scheme.load(expand_user(options.scheme))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.model import Model, as_model
 from quantkit.model.endpoints import choose_endpoints
+from quantkit.model.options import LoadingOptions
 from quantkit.ops.semantics import is_quantized
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
+from quantkit.options import values_of
 from quantkit.quantization import Scheme, prepare
 from quantkit.quantization.annotation import TargetGraph
 from quantkit.quantization.calibration.trained_ranges import extract_ranges
@@ -44,25 +46,15 @@ UINT8 = Range(0.0, 255.0)
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 
 
-def load_float_model(model: Any, options: Options) -> Model:
-    """Return the float model of a model, graph, path or card name.
+def load_float_model(options: Options) -> Model:
+    """Return the float model of the options.
 
     Raises:
         UsageError: the model is already quantized, or an input or output is not in the graph.
         InputError: the model is missing or broken.
     """
-    float_model = as_model(
-        model,
-        inputs=options.inputs,
-        outputs=options.outputs,
-        signature=options.signature,
-        tags=options.tags,
-        checkpoint=options.checkpoint,
-        input_shapes=options.input_shapes,
-        random_weights=options.random_weights,
-        offline=options.offline,
-        on_progress=options.on_progress,
-    )
+    shapes, values = options.input_shapes, values_of(LoadingOptions, options)
+    float_model = as_model(options.model, **values, input_shapes=shapes, on_progress=options.on_progress)
     if is_quantized(float_model.graph):
         raise UsageError(f"{float_model.name} is already quantized", hint="name the float model that it was made from")
     return float_model

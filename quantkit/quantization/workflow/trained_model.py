@@ -45,8 +45,8 @@ def convert_trained_model(trained: TrainedModel, options: Options) -> tuple[Mode
             hint=f"call quantization_aware with target={options.target!r}, and train again",
         )
     check_fallback(options, conversion.target)
-    if options.output is not None:
-        check_output(conversion.target, options.output)
+    if options.file is not None:
+        check_output(conversion.target, options.file)
     save_plan(options, conversion.graph, conversion.plan)
     if options.save_ranges is not None:
         conversion.ranges.save(options.save_ranges)

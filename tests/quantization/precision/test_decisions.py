@@ -130,7 +130,7 @@ def test_the_error_model_is_fitted_to_measured_choices() -> None:
 @pytest.mark.parametrize(("kind", "is_good"), [(AGREEMENT, False), (ERROR, True)])
 def test_the_kind_of_a_loss_is_stated(kind: str, is_good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disagreement of 1 % is not a good model, even if the KL divergence is the same number."""
-    trials = Trials(FloatReference(feeds=[{}], outputs=[{}]), Options())
+    trials = Trials(FloatReference(feeds=[{}], outputs=[{}]), Options(None))
     monkeypatch.setattr(trials, "_is_reported", lambda conversion: False)
     monkeypatch.setattr(trials, "_trial", lambda conversion: object())
     monkeypatch.setattr(trials_module, "_loss_of", lambda accuracy: Loss(0.01, 0.01, kind))
@@ -145,7 +145,7 @@ def test_a_failed_trial_is_reported_and_is_not_good(monkeypatch: pytest.MonkeyPa
     graph = from_text(TEXT)
     plan = annotate(graph, SCHEME)
     conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0))))
-    options = Options(on_message=messages.append)
+    options = Options(None, on_message=messages.append)
     reference = FloatReference(feeds=[{"x": np.ones((1, 8, 8, 4), np.float32)}], outputs=[{"y": np.ones((1, 4))}])
     trials = Trials(reference, options)
     monkeypatch.setattr(trials_module, "measure_accuracy", fail)
@@ -163,12 +163,12 @@ def test_a_fault_of_the_converter_is_not_a_damaged_plan(monkeypatch: pytest.Monk
     graph = from_text(TEXT)
     monkeypatch.setattr(planning, "convert_uncalibrated", fail)
     with pytest.raises(AssertionError, match="a fault"):
-        choose_plan(Options(plan=annotate(graph, SCHEME)), graph, SCHEME)
+        choose_plan(Options(None, plan=annotate(graph, SCHEME)), graph, SCHEME)
 
 
 def test_a_plan_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, paths = qk.load(from_text(TEXT)), list[Path]()
-    plan = annotate(prepare_float_graph(model, Options(), SCHEME, None).graph, SCHEME)
+    plan = annotate(prepare_float_graph(model, Options(None), SCHEME, None).graph, SCHEME)
     plan.save(tmp_path / "plan.json")
 
     def load(path: Path) -> Plan:
@@ -176,7 +176,7 @@ def test_a_plan_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return plan
 
     monkeypatch.setattr(Plan, "load", load)
-    options = Options(plan=tmp_path / "plan.json")
+    options = Options(None, plan=tmp_path / "plan.json")
     scheme = planning.choose_scheme(options)
     graph = prepare_float_graph(model, options, scheme, None).graph
     assert choose_plan(options, graph, scheme) is plan
@@ -242,7 +242,7 @@ def test_verify_rejects_a_wrong_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(preparation, "make_verifier", lambda *arguments, **options: fail)
     with pytest.raises(CheckError, match="the outputs differ"):
-        prepare_float_graph(qk.load(from_text(TEXT)), Options(verify=True), SCHEME, None)
+        prepare_float_graph(qk.load(from_text(TEXT)), Options(None, verify=True), SCHEME, None)
 
 
 def test_shapes_are_inferred_once_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,9 @@ def roles_of_decisions(graph: Graph, decisions: Iterable[Decision]) -> list[tupl
 
 def decide(source: Any, target: str) -> dict[str, Any]:
     """Return the number of int8 layers, float layers, quantized edges and boundaries of a model for a target."""
-    options = Options(target=target)
+    options = Options(source, target=target)
     scheme = Scheme.for_target(target)
-    float_model = prepare_float_graph(load_float_model(source, options), options, scheme, None)
+    float_model = prepare_float_graph(load_float_model(options), options, scheme, None)
     graph, registered = float_model.graph, find_target(target)
     plan = annotate(graph, float_model.scheme, float_nodes=registered.slow_nodes(graph, options.runtime))
     boundaries = registered.count_boundaries(graph, plan, plan.float_fallbacks, convert_uncalibrated(graph, plan))

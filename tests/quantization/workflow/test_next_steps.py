@@ -8,7 +8,6 @@ from measurements import make_latency, make_model_profile
 
 from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.profiling import Profile
-from quantkit.data import PreprocessingOptions
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.quantization import Scheme
 from quantkit.quantization.ranges import Provenance
@@ -28,7 +27,7 @@ def recommend_after(
 ) -> NextStep:
     scheme = Scheme.for_target(target)
     report = QuantizationReport("digits", None, scheme, Provenance(), (), 0, census, 1, 1, "", **measurements)
-    options = Options(calibration="images", held_out=held_out)
+    options = Options(None, calibration="images", held_out=held_out)
     return recommend(report, Commands.of("digits", find_target(target), options))
 
 
@@ -141,13 +140,11 @@ def test_a_low_agreement_leads_to_max_drop_or_bfloat16(isa: tuple[str, ...], mon
 
 
 def commands_after(**options: Any) -> Commands:
-    return Commands.of("model.pb", find_target("eightbit"), Options(output=Path("out.pb"), **options))
+    return Commands.of("model.pb", find_target("eightbit"), Options(None, output=Path("out.pb"), **options))
 
 
 def test_the_next_command_repeats_the_flags_of_this_one() -> None:
-    commands = commands_after(
-        calibration="my images", inputs=("a", "b"), preprocessing=PreprocessingOptions(mean=0.0), limit=30
-    )
+    commands = commands_after(calibration="my images", inputs=("a", "b"), input_mean=0.0, limit=30)
     assert commands.quantize_again("tensorflow") == (
         "quantkit quantize model.pb -o out_tensorflow.pb --target tensorflow --calibration 'my images' --limit 30 "
         "--inputs a,b --input-mean 0.0"
@@ -165,7 +162,7 @@ def test_the_next_command_repeats_the_flags_of_this_one() -> None:
 def test_benchmark_commands_have_the_sizes_of_dynamic_inputs() -> None:
     """Without data, a benchmark of dynamic inputs needs their sizes."""
     shapes = {"ids": (1, 16), "mask": (1, 16)}
-    commands = Commands.of("text.onnx", find_target("onnx"), Options(output=Path("out.onnx")), shapes=shapes)
+    commands = Commands.of("text.onnx", find_target("onnx"), Options(None, output=Path("out.onnx")), shapes=shapes)
     sizes = "--input-shape ids:1x16 --input-shape mask:1x16"
     assert commands.benchmark("openvino", "litert") == f"quantkit benchmark text.onnx@openvino out.onnx@litert {sizes}"
     assert sizes not in commands.compare()

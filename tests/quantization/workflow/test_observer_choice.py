@@ -59,17 +59,17 @@ def scale(ranges: Ranges, factor: float) -> dict[Any, Range]:
 
 
 def test_one_calibration_collects_the_extremes_too() -> None:
-    conversion, _ = calibrate(Options(calibration=SAMPLES))
+    conversion, _ = calibrate(Options(None, calibration=SAMPLES))
     ranges = conversion.ranges
     assert ranges.extremes.keys() == ranges.keys()
-    expected, _ = calibrate(Options(calibration=SAMPLES, observer="min_max"))
+    expected, _ = calibrate(Options(None, calibration=SAMPLES, observer="min_max"))
     assert ranges.extremes == expected.ranges.ranges
     assert Ranges.from_json(ranges.to_json()) == ranges
 
 
 def test_the_extremes_replace_ranges_that_clip_the_signal() -> None:
     messages: list[str] = []
-    options = Options(calibration=SAMPLES, on_message=messages.append)
+    options = Options(None, calibration=SAMPLES, on_message=messages.append)
     conversion, reference = calibrate(options)
     clipped = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
     trials = Trials(reference, options)
@@ -81,7 +81,7 @@ def test_the_extremes_replace_ranges_that_clip_the_signal() -> None:
 
 
 def test_ranges_stay_if_the_extremes_are_worse_or_the_ranges_are_good() -> None:
-    options = Options(calibration=SAMPLES)
+    options = Options(None, calibration=SAMPLES)
     conversion, reference = calibrate(options)
     assert choose_observer(conversion, Trials(reference, options), options) is conversion
     wide = replace(conversion.ranges, ranges=scale(conversion.ranges, 0.5), extremes=scale(conversion.ranges, 1e4))
@@ -90,14 +90,14 @@ def test_ranges_stay_if_the_extremes_are_worse_or_the_ranges_are_good() -> None:
 
 
 def test_the_observer_of_the_caller_is_kept() -> None:
-    stated = Options(calibration=SAMPLES, observer="mean_squared_error")
+    stated = Options(None, calibration=SAMPLES, observer="mean_squared_error")
     conversion, reference = calibrate(stated)
     clipped = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
     assert choose_observer(clipped, Trials(reference, stated), stated) is clipped
 
 
 def test_a_scheme_of_the_caller_has_no_trials() -> None:
-    stated = Options(calibration=SAMPLES, scheme=Scheme())
+    stated = Options(None, calibration=SAMPLES, scheme=Scheme())
     _, reference = calibrate(stated)
     assert not Trials(reference, stated).is_possible
     assert Trials(reference, replace(stated, scheme=None)).is_possible
@@ -112,7 +112,7 @@ def test_the_present_conversion_is_measured_once(monkeypatch: pytest.MonkeyPatch
         return measure_accuracy(file, *arguments)
 
     monkeypatch.setattr(trials_module, "measure_accuracy", measure)
-    options = Options(calibration=SAMPLES)
+    options = Options(None, calibration=SAMPLES)
     conversion, reference = calibrate(options)
     trials = Trials(reference, options)
     assert trials.is_good(conversion)
@@ -127,7 +127,7 @@ def test_the_present_conversion_is_measured_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_report_of_a_good_conversion_needs_no_further_measurement() -> None:
-    options = Options(calibration=SAMPLES)
+    options = Options(None, calibration=SAMPLES)
     conversion, reference = calibrate(options)
     trials = Trials(reference, options)
     assert trials.find_accuracy(conversion, reference) is None
@@ -143,7 +143,7 @@ def test_the_report_of_a_good_conversion_needs_no_further_measurement() -> None:
 
 
 def test_held_out_samples_leave_the_measurement_of_all_samples_to_the_report() -> None:
-    options = Options(calibration=SAMPLES, held_out=SAMPLES)
+    options = Options(None, calibration=SAMPLES, held_out=SAMPLES)
     conversion, reference = calibrate(options)
     trials = Trials(reference, options)
     assert trials.is_good(conversion)
@@ -205,6 +205,6 @@ def test_all_migrations_without_a_cost_in_latency_are_compared(
     monkeypatch.setattr(
         observer_choice, "_with_scales", lambda _, scales, *__: conversion(scales, losses[scales[Edge("x")]])
     )
-    result = observer_choice.choose_scales(conversion({}, 1.0), cast(Trials, FixedTrials()), Options())
+    result = observer_choice.choose_scales(conversion({}, 1.0), cast(Trials, FixedTrials()), Options(None))
     assert result.ranges.scales == {Edge("x"): best}
     assert len(tried) == num_tried

@@ -111,7 +111,7 @@ def test_a_plan_for_a_runtime_is_followed_for_all_runtimes(tmp_path: Path) -> No
 def prepare(text: str, samples: list[Array] | list[dict[str, Array]]) -> Graph:
     """Return the float graph that is quantized with samples."""
     scheme = qk.Scheme.for_target("tensorflow")
-    return prepare_float_graph(Model("text", from_text(text)), Options(), scheme, as_dataset(samples)).graph
+    return prepare_float_graph(Model("text", from_text(text)), Options(None), scheme, as_dataset(samples)).graph
 
 
 def test_spectrogram_stays_float() -> None:
