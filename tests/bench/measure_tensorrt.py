@@ -1,11 +1,14 @@
 """Check files of the target tensorrt for 20 networks with the builder of TensorRT-RTX, and their SQNR on the CPU.
 
-    python tests/bench/measure_tensorrt.py BUILD [NETWORK ...] [--reuse] [--save FILE]
+    python tests/bench/measure_tensorrt.py BUILD [NETWORK ...] [--reuse] [--observers] [--save FILE]
 
-The networks are those of `support/portable_networks.py`. Each is quantized for the targets ``onnx`` and ``tensorrt`` on
-the same samples, and for ``onnx`` with symmetric int8 values and without trials of alternatives: it differs from
-``onnx`` by the number of levels and by the trials. The SQNR to the float model is that of ONNX Runtime on the CPU. With
-TensorRT-RTX 1.7.1.116, the float file and the file of the target are compiled: the report counts the planned int8
+The networks are those of `support/portable_networks.py`. Each is quantized on the same samples: ``cpu`` for the target
+``onnx``, ``gpu`` for ``tensorrt``, and ``half`` is ``gpu`` with float16 for the float layers. The SQNR to the float
+model is that of ONNX Runtime on the CPU. ``edges`` compares the SQNR of each tensor that both targets quantize: the
+loss of the target ``tensorrt``, and the loss that follows from the quantization steps alone, 20 log10 of their ratio.
+With --observers, the first samples are quantized with the ranges of each observer instead, without trials.
+
+With TensorRT-RTX 1.7.1.116, the float file and the files of the target are compiled: the report counts the planned int8
 layers that are int8 kernels, and the layers about which `summarize --for tensorrt` and the compiled program agree. No
 figure needs a GPU or a quiet machine. `measure_gpu.py` needs the folder BUILD on a machine with a GPU.
 """
@@ -13,8 +16,10 @@ figure needs a GPU or a quiet machine. `measure_gpu.py` needs the folder BUILD o
 import argparse
 import json
 import os
+import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +28,86 @@ sys.path.insert(0, str(HERE.parent / "support"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-from measure_portability import run_model, sqnr  # type: ignore[import-not-found]  # noqa: E402
+import numpy as np  # noqa: E402
+from measure_portability import Outputs, sqnr  # type: ignore[import-not-found]  # noqa: E402
+from onnx_networks import Feeds  # noqa: E402
 from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # noqa: E402
 
 import quantkit as qk  # noqa: E402
 from quantkit import formats  # noqa: E402
-from quantkit.errors import QuantkitError  # noqa: E402
+from quantkit.errors import UnavailableError  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
-from quantkit.quantization import Scheme  # noqa: E402
+from quantkit.quantization import Scheme, annotate, calibrate, convert, prepare  # noqa: E402
 from quantkit.quantization.annotation import in_target_dialect  # noqa: E402
+from quantkit.quantization.parameters import QuantizationParameters  # noqa: E402
 from quantkit.quantization.targets import find_target  # noqa: E402
-from quantkit.quantization.targets.finding import Build  # noqa: E402
+from quantkit.quantization.targets.finding import Build, Finding  # noqa: E402
+from quantkit.quantization.workflow.options import FLOAT16  # noqa: E402
+from quantkit.quantization.workflow.result import QuantizationResult  # noqa: E402
 
 TARGET = "tensorrt"
-# Kinds of files, with the target of each.
-KINDS = {"cpu": "onnx", "signed": "onnx", "gpu": TARGET}
+# Targets of the files by kind.
+KINDS = {"cpu": "onnx", "gpu": TARGET}
+OBSERVERS = ("mean_squared_error", "entropy", "min_max")
+# Samples of the comparison of observers.
+NUM_OBSERVED = 8
+# Networks that choose the observer; the others confirm the choice.
+CHOOSING = NAMES[::2]
+# Largest loss of a tensor with signed values in dB.
+MAX_LOSS = 0.1
 
 
-def quantize(network: SavedNetwork, kind: str, path: Path) -> None:
-    """Write the file of a kind; ``signed`` differs from ``cpu`` only in the type of the values."""
-    options = network.options(KINDS[kind])
-    if kind == "signed":
-        scheme = Scheme.for_target("onnx", activations="qint8 symmetric", keep_float=network.keep_float)
-        options = {**options, "scheme": scheme}
-    qk.quantize(network.path, network.samples, target=KINDS[kind], output=path, **options)
+def rename_feeds(sample: Feeds, names: list[str]) -> Feeds:
+    """Return the arrays of a sample by the names of a graph, whose inputs may be converted or fewer."""
+    if sample.keys() >= set(names):
+        return {name: sample[name] for name in names}
+    return dict(zip(names, sample.values(), strict=True))
+
+
+def run_model(path: Path, network: SavedNetwork) -> Outputs:
+    """Return the outputs of each sample in ONNX Runtime on the CPU."""
+    with qk.open_session(path, "onnxruntime") as session:
+        names = [info.name for info in session.inputs]
+        return [session.run(rename_feeds(sample, names)) for sample in network.samples]
+
+
+def quantize(network: SavedNetwork, target: str, path: Path) -> QuantizationResult:
+    """Write the file of a target."""
+    return qk.quantize(network.path, network.samples, target=target, output=path, **network.options(target))
+
+
+def convert_with(network: SavedNetwork, observer: str, build: Path) -> float:
+    """Return the SQNR of the first samples with the ranges of an observer, without trials of alternatives."""
+    network = replace(network, samples=network.samples[:NUM_OBSERVED])
+    scheme = Scheme.for_target(TARGET, keep_float=network.keep_float, observer=observer)
+    graph = prepare(qk.transform(qk.load(network.path), "inference").graph, scheme)
+    plan = annotate(graph, scheme, float_nodes=find_target(TARGET).slow_nodes(graph, "auto"))
+    names = [str(edge) for edge in graph.inputs]
+    feeds = [rename_feeds(sample, names) for sample in network.samples]
+    formats.save(convert(graph, plan, calibrate(graph, plan, feeds)), build / "observed.onnx")
+    return float(sqnr(run_model(network.path, network), run_model(build / "observed.onnx", network)))
+
+
+def compare_edges(cpu: QuantizationResult, gpu: QuantizationResult) -> dict[str, dict[str, list[float]]]:
+    """Return the measured loss and the loss by the steps of each edge that both targets quantize, in dB.
+
+    The edges with negative values are ``signed``, those of symmetric values without a zero point ``symmetric``.
+    """
+    losses: dict[str, dict[str, list[float]]] = {}
+    for edge, spec in gpu.plan.activations.items():
+        steps, ratios = [], []
+        for result in (cpu, gpu):
+            if edge in result.ranges.sqnr and edge in result.plan.activations:
+                limits = result.plan.activations[edge]
+                steps.append(float(QuantizationParameters.of_range(limits, result.ranges[edge]).scale))
+                ratios.append(result.ranges.sqnr[edge])
+        if len(steps) == 2 and np.isfinite(ratios).all():
+            kind = "symmetric" if spec.symmetric else "affine"
+            kind += " signed" if gpu.ranges.extremes.get(edge, gpu.ranges[edge]).low < 0 else " unsigned"
+            rows = losses.setdefault(kind, {"measured": [], "steps": []})
+            rows["measured"].append(round(ratios[0] - ratios[1], 3))
+            rows["steps"].append(round(20 * float(np.log10(steps[1] / steps[0])), 3))
+    return losses
 
 
 def compile_graph(graph: Graph, samples: dict[str, tuple[int, ...]]) -> Build:
@@ -55,51 +116,104 @@ def compile_graph(graph: Graph, samples: dict[str, tuple[int, ...]]) -> Build:
     return find_target(TARGET).check_build(qk.load(graph, input_shapes=shapes).graph)
 
 
-def measure(name: str, build: Path, *, reuse: bool) -> dict[str, Any]:
-    """Return the row of a network."""
+def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observers: bool) -> dict[str, Any]:
+    """Return the new row of a network."""
     network = load_saved(name, build)
     shapes = {edge: array.shape for edge, array in network.samples[0].items()}
-    expected = run_model(network.path, "onnxruntime", network.samples)
-    row: dict[str, Any] = {"name": name, "samples": len(network.samples), "sqnr": {}, "findings": {}}
-    for kind in KINDS:
-        path = build / f"{name}.{kind}.onnx"
-        try:
-            if not reuse or not path.exists():
-                quantize(network, kind, path)
-            row["sqnr"][kind] = sqnr(expected, run_model(path, "onnxruntime", network.samples))
-            findings = find_target(TARGET).examine(qk.load(path).graph)
-            row["findings"][kind] = dict(Counter(f"{finding.effect}: {finding.kind}" for finding in findings))
-        except (QuantkitError, ValueError) as error:
-            row["sqnr"][kind] = f"{type(error).__name__}: {error}"[:200]
+    expected = run_model(network.path, network)
+    row = {**row, "name": name, "samples": len(network.samples)}
+
+    def loss(kind: str) -> float:
+        return float(sqnr(expected, run_model(build / f"{name}.{kind}.onnx", network)))
+
+    if observers:
+        row["observers"] = {observer: convert_with(network, observer, build) for observer in OBSERVERS}
+        return row
+    if not reuse:
+        cpu, gpu = (quantize(network, KINDS[kind], build / f"{name}.{kind}.onnx") for kind in KINDS)
+        row["edges"] = compare_edges(cpu, gpu)
+        replace(gpu.conversion, float_parts=FLOAT16).write(build / f"{name}.half.onnx")
+    row["sqnr"] = {kind: loss(kind) for kind in (*KINDS, "half")}
+    row["findings"] = {
+        kind: dict(Counter(f"{finding.effect}: {finding.kind}" for finding in find_findings(build, name, kind)))
+        for kind in row["sqnr"]
+    }
     try:
         source = in_target_dialect(qk.load(network.path).graph, TARGET)
         formats.save(source, build / f"{name}.float32.onnx")
         row["float"] = compile_graph(source, shapes).problem or "built"
-        graph = qk.load(build / f"{name}.gpu.onnx").graph
-        result = compile_graph(graph, shapes)
-        agreed = result.num_layers - len(result.planned ^ result.kernels)
-        row["build"] = {**result.to_json(), "agreed": agreed}
-    except QuantkitError as error:
-        row["build"] = {"problem": error.message}
+        for key, kind in (("build", "gpu"), ("half", "half")):
+            result = compile_graph(qk.load(build / f"{name}.{kind}.onnx").graph, shapes)
+            row[key] = {**result.to_json(), "agreed": result.num_layers - len(result.planned ^ result.kernels)}
+    except UnavailableError as error:
+        row["float"] = error.message
     return row
+
+
+def find_findings(build: Path, name: str, kind: str) -> tuple[Finding, ...]:
+    """Return the findings of `summarize --for tensorrt`."""
+    return find_target(TARGET).examine(qk.load(build / f"{name}.{kind}.onnx").graph)
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the totals of the networks whose float file is compiled, and the differences of the SQNR."""
     built = [row for row in rows if row.get("float") == "built"]
-    results = [row["build"] for row in built if not row["build"]["problem"]]
-    pairs = {row["name"]: row["sqnr"] for row in rows if not any(isinstance(x, str) for x in row["sqnr"].values())}
+    pairs = {row["name"]: row["sqnr"] for row in rows if "sqnr" in row}
     losses = {name: round(pair["cpu"] - pair["gpu"], 2) for name, pair in pairs.items()}
-    signed = {name: round(pair["signed"] - pair["gpu"], 2) for name, pair in pairs.items()}
-    planned, layers = (sum(result[key] for result in results) for key in ("planned", "layers"))
+    edges = [row["edges"] for row in rows if "edges" in row]
+    signed = [loss for each in edges for kind in each if kind.endswith(" signed") for loss in each[kind]["measured"]]
+    observed = {row["name"]: row["observers"] for row in rows if "observers" in row}
     return {
         "networks": len(rows),
         "float_built": len(built),
-        "int8_built": len(results),
-        "planned_that_are_int8": round(sum(result["int8_kernels"] for result in results) / max(planned, 1), 4),
-        "agreement": round(sum(result["agreed"] for result in results) / max(layers, 1), 4),
+        **{f"{key}_file": summarize_builds([row[key] for row in built if key in row]) for key in ("build", "half")},
         "loss_db": losses,
-        "loss_to_signed_db": signed,
+        "within_half_a_db": sum(loss <= 0.5 for loss in losses.values()),
+        "median_loss_db": round(float(np.median([*losses.values()] or [0.0])), 2),
+        "half_loss_db": {name: round(pair["gpu"] - pair["half"], 2) for name, pair in pairs.items()},
+        "tensors": {
+            kind: summarize_losses([each[kind] for each in edges if kind in each])
+            for kind in dict.fromkeys(kind for each in edges for kind in each)
+        },
+        "signed_tensors": len(signed),
+        "signed_within_limit": sum(loss <= MAX_LOSS for loss in signed),
+        "observers": {
+            f"{part}: {observer}": mean_of([observed[name][observer] for name in names if name in observed])
+            for part, names in (("choosing", CHOOSING), ("confirming", set(NAMES) - set(CHOOSING)))
+            for observer in OBSERVERS
+            if observed.keys() & set(names)
+        },
+    }
+
+
+def mean_of(values: list[float]) -> float:
+    """Return the mean of values, rounded."""
+    return round(float(np.mean(values)), 2)
+
+
+def summarize_builds(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the totals of compiled files."""
+    whole = [result for result in results if not result["problem"]]
+    planned, layers = (sum(result[key] for result in whole) for key in ("planned", "layers"))
+    return {
+        "int8_built": len(whole),
+        "planned_that_are_int8": round(sum(result["int8_kernels"] for result in whole) / max(planned, 1), 4),
+        "agreement": round(sum(result["agreed"] for result in whole) / max(layers, 1), 4),
+    }
+
+
+def summarize_losses(losses: list[dict[str, list[float]]]) -> dict[str, float]:
+    """Return the number of tensors, and the median of the measured losses and of those by the steps, in dB.
+
+    ``within_limit`` counts the tensors without a larger loss, ``explained`` those whose loss the steps explain.
+    """
+    measured, steps = ([loss for each in losses for loss in each[key]] for key in ("measured", "steps"))
+    return {
+        "tensors": len(measured),
+        "within_limit": sum(loss <= MAX_LOSS for loss in measured),
+        "explained": sum(loss - max(step, 0) <= MAX_LOSS for loss, step in zip(measured, steps, strict=True)),
+        "median_db": round(float(np.median(measured)), 2),
+        "median_by_steps_db": round(float(np.median(steps)), 2),
     }
 
 
@@ -109,17 +223,23 @@ def main() -> None:
     parser.add_argument("build", type=Path, help="folder of the models")
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NAMES))
     parser.add_argument("--reuse", action="store_true", help="compare the models in BUILD again without quantizing")
+    parser.add_argument("--observers", action="store_true", help="compare the ranges of observers instead")
     parser.add_argument("--save", type=Path, default=HERE / "tensorrt.json", help="file to write")
     options = parser.parse_args()
     saved = json.loads(options.save.read_text()) if options.save.exists() else {"rows": []}
     rows = {row["name"]: row for row in saved["rows"]}
     save_networks(options.build)
     for name in options.networks or NAMES:
-        rows[name] = measure(name, options.build, reuse=options.reuse)
-        print(json.dumps(rows[name]), flush=True)
+        row = measure(name, options.build, rows.get(name, {}), reuse=options.reuse, observers=options.observers)
+        rows[name] = row
+        print(json.dumps({key: value for key, value in row.items() if key not in ("edges", "findings")}), flush=True)
         ordered = [rows[each] for each in NAMES if each in rows]
         document = {"schema": "quantkit.bench.tensorrt/1", "summary": summarize(ordered), "rows": ordered}
-        options.save.write_text(json.dumps(document, indent=1) + "\n")
+        text = re.sub(
+            r"\[\s+([-\d.,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", json.dumps(document, indent=1)
+        )
+        options.save.write_text(f"{text}\n")
+    print(json.dumps(document["summary"], indent=1))
 
 
 if __name__ == "__main__":

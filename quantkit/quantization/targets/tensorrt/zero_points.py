@@ -9,6 +9,7 @@ its input has no zero point.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ LAYER_OPS = INTEGER_BIAS_OPS | {"MatMul"}
 # Ops that copy, select, average or compare values: op(x + c) = op(x) + c.
 TRANSLATED_OPS = find_ops(Fact.PASS_THROUGH, "onnx") - find_ops(Fact.REQUANTIZING | Fact.FUSED, "onnx")
 TRANSLATED_OPS |= {"Concat", "GlobalAveragePool", "ReduceMean"}
-# Part of the lower limit of a Clip by which the largest quantized value may exceed its upper limit.
+# Fraction of the upper limit of a Clip by which the largest quantized value may exceed it.
 CLIP_TOLERANCE = 1e-3
 
 
@@ -47,7 +48,7 @@ def find_affine_edges(graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
         if edge in graph.outputs:
             return False
         for node, slot in graph.uses.get(edge, ()):
-            if (pattern := layers.get(node.name)) and not (pattern.weights and slot == 0 and _is_unpadded(graph, node)):
+            if (pattern := layers.get(node.name)) and not (pattern.weights and slot == 0 and _is_unpadded(node)):
                 return False
         return True
 
@@ -55,13 +56,11 @@ def find_affine_edges(graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
     return {edge: AFFINE if edge in suited else spec for edge, spec in plan.activations.items()}
 
 
-def _is_unpadded(graph: Graph, layer: Node) -> bool:
+def _is_unpadded(layer: Node) -> bool:
     """Return True for a layer whose outputs are sums over all weights of a channel."""
-    pads: object = layer.attrs.get("pads", ())
-    is_padded = layer.attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or (
-        isinstance(pads, tuple) and any(pads)
-    )
-    return layer.op in LAYER_OPS and not is_padded
+    pads: Any = layer.attrs.get("pads", ())
+    is_stated = layer.attrs.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
+    return layer.op in LAYER_OPS and is_stated and not any(pads)
 
 
 def fold_zero_points(graph: Graph) -> Graph:
@@ -107,7 +106,7 @@ class _ZeroPointFolding:
         elif node.op == QUANTIZE:
             if (offset := self._take_zero_point(node)) != shift:
                 self._shift_input(node, offset - shift)
-        elif shift and _is_unpadded(self.graph, node) and self._sum_weights(node) is not None:
+        elif shift and _is_unpadded(node) and self._sum_weights(node) is not None:
             self._add_to_layer(node, -shift)
         elif not self._translate(node):
             for slot, edge in enumerate(node.inputs):
@@ -211,19 +210,18 @@ class _ZeroPointFolding:
         shifts = [self.shifts.get(edge, 0.0) for edge in node.inputs]
         if not any(shifts):
             return True
-        outputs = {edge for edge in self.graph.uses if edge.node == node.name}
-        if node.name in self.graph.output_names or any(use.slot < 0 for use in self.graph.node_uses.get(node.name, ())):
+        uses = self.graph.node_uses.get(node.name, ())
+        if node.name in self.graph.output_names or any(use.slot < 0 for use in uses):
             return False
-        if node.op == "Add":
-            self.shifts.update(dict.fromkeys(outputs, sum(shifts)))
-            return True
         data = shifts if node.op == "Concat" else shifts[:1]
-        is_average = node.op == "AveragePool" and node.attrs.get("count_include_pad")
-        is_resize = node.op in ("Resize", "Upsample") and node.attrs.get("mode", b"nearest") != b"nearest"
-        is_other = node.op not in TRANSLATED_OPS or is_average or is_resize
-        if is_other or len({*data}) > 1 or any(shifts[len(data) :]):
-            return False
-        self.shifts.update(dict.fromkeys(outputs, data[0]))
+        if node.op != "Add":
+            is_average = node.op == "AveragePool" and node.attrs.get("count_include_pad")
+            is_resize = node.op in ("Resize", "Upsample") and node.attrs.get("mode", b"nearest") != b"nearest"
+            is_other = node.op not in TRANSLATED_OPS or is_average or is_resize
+            if is_other or len({*data}) > 1 or any(shifts[len(data) :]):
+                return False
+        shift = sum(shifts) if node.op == "Add" else data[0]
+        self.shifts.update({use.node.inputs[use.slot]: shift for use in uses})
         return True
 
     def _restore(self, edge: Edge) -> Edge:
