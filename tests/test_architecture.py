@@ -1,10 +1,12 @@
 """Imports point downward, runtimes are imported in their own files only, and importing quantkit is light."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -154,6 +156,16 @@ def test_imports_point_downward() -> None:
             if there is not None and package(imported) != package(module) and there >= here:
                 wrong.append(f"{module} imports {imported}, which is not below it")
     assert not wrong, "\n".join(wrong)
+
+
+def test_table_of_the_readme_has_every_package_in_the_order_of_the_layers() -> None:
+    folder = ROOT / "quantkit"
+    cells = re.findall(r"^\| \d+ \| (.*?) \|", (folder / "README.md").read_text(), re.MULTILINE)
+    rows = [[name.removesuffix(".py") for name in re.findall(r"`([\w.]+)/?`", cell)] for cell in cells]
+    names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert sorted(name for row in rows for name in row) == sorted(names - {"__init__", "__main__"} | {"cli"})
+    layers = [[layer(f"quantkit.{name}") or 0 for name in row] for row in rows]
+    assert all(max(row) <= min(above) for row, above in pairwise(layers)), layers
 
 
 def test_imports_within_benchmark_point_downward() -> None:
