@@ -107,7 +107,7 @@ class InferenceService:
         options = replace(settings.options, device=device, intra_op=intra_op)
         self._model, self._has_classes = _open(settings, options)
         session = self._model.session
-        self._pipeline = InputPipeline.of(session.inputs, settings.example, self._model.basis, settings.preprocessing)
+        self._pipeline = _pipeline_of(self._model, settings)
         self._labels = self._model.read_labels(settings.labels) if self._has_classes else Labels()
         self.facts: Mapping[str, Any] = {
             "runtime": str(session.runtime),
@@ -213,14 +213,18 @@ def _open(settings: InferenceSettings, options: SessionOptions) -> tuple[OpenedM
             if settings.rows == "classes" or settings.input_layer or settings.output_layer:
                 raise
         else:
-            if settings.rows == "classes" or _has_class_scores(opened):
+            if settings.rows == "classes" or _has_class_scores(opened, settings):
                 return opened, True
             opened.session.close()
     session = open_session(model.runnable, settings.runtime, options)
     return OpenedModel(model, session, model.runnable), False
 
 
-def _has_class_scores(model: OpenedModel) -> bool:
+def _pipeline_of(model: OpenedModel, settings: InferenceSettings) -> InputPipeline:
+    return InputPipeline.of(model.session.inputs, settings.example, model.basis, settings.preprocessing)
+
+
+def _has_class_scores(model: OpenedModel, settings: InferenceSettings) -> bool:
     """Return True if the only output has a score for each of several classes."""
     session = model.session
     dims = session.outputs[0].shape.dims
@@ -228,4 +232,5 @@ def _has_class_scores(model: OpenedModel) -> bool:
         return model.card is not None
     (output, *others) = session.outputs
     is_row = not others and output.name not in model.whole_outputs and len(dims) == 2
-    return is_row and dims[1] != 1 and output.dtype.is_float
+    has_one_row = is_row and (dims[0] == 1 or not _pipeline_of(model, settings).unbatched)
+    return has_one_row and dims[1] != 1 and output.dtype.is_float

@@ -146,9 +146,10 @@ def find_random_inputs(
             failure = failure or error
     assert failure is not None
     dynamic = [info for info in random if not info.shape.is_known]
-    if not dynamic and not has_integers:
+    if not random:
         raise failure
-    subject = f"no sizes of the inputs {', '.join(info.name for info in dynamic)} fit" if dynamic else "no integers fit"
+    kind = "integers" if has_integers else "values"
+    subject = f"no sizes of the inputs {', '.join(info.name for info in dynamic)} fit" if dynamic else f"no {kind} fit"
     example = "".join(f" --input-shape {info.name}:{str(info.shape).replace('?', '8')}" for info in dynamic)
     choice = f", or choose the sizes: quantkit transform{example}" if dynamic else ""
     raise GraphError(f"{subject} as random inputs: {failure.message}", hint=f"give samples: --data FILE.npz{choice}")

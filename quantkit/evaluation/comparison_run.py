@@ -7,7 +7,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from quantkit.errors import GraphError, UsageError
+from quantkit.errors import GraphError, UnavailableError, UsageError
 from quantkit.evaluation.comparison_samples import ComparisonSamples
 from quantkit.evaluation.graph_tensors import GraphTensors, TensorProbe
 from quantkit.evaluation.interrupted import EvaluationInterrupted
@@ -19,7 +19,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 from quantkit.ops.semantics import is_quantized
 from quantkit.progress import OnProgress, Progress
-from quantkit.runtimes import AUTO, observing_runtime
+from quantkit.runtimes import AUTO, observing_runtimes
 from quantkit.runtimes.session import RuntimeVersion, SessionOptions
 
 
@@ -92,8 +92,14 @@ class ComparisonRun:
         graph = self.graphs[index]
         edges = tuple(dict.fromkeys(edge for _, probe in probes for edge in probe.edges))
         names = {probe.edge: name for name, probe in probes if probe.edge in graph.outputs}
-        name = observing_runtime(graph.dialect) if runtime == AUTO else runtime
-        return VersionRun(ComparedVersion(self.names[index], graph, edges, names, name, options), stack)
+        candidates = observing_runtimes(graph.dialect) if runtime == AUTO else (runtime,)
+        errors: list[UnavailableError] = []
+        for name in candidates:
+            try:
+                return VersionRun(ComparedVersion(self.names[index], graph, edges, names, name, options), stack)
+            except UnavailableError as error:
+                errors.append(error)
+        raise errors[0]
 
     def _result(self, sums: "_PairSums", runtimes: tuple[RuntimeVersion, RuntimeVersion]) -> LayerComparison:
         rows = sums.rows()

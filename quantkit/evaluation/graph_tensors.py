@@ -18,6 +18,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.kernels import evaluate, has_kernel
+from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
 # Suffixes that formats and quantizers add to the name of a tensor.
@@ -28,6 +29,10 @@ _SUFFIX = re.compile(
 _QUANTIZED_DTYPES = (DType.QUINT8, DType.QINT8)
 # Outputs of these ONNX ops are not compared: inputs, shapes, and quantized values without their scale.
 _NOT_COMPARED = frozenset({"Placeholder", "QuantizeLinear", "Shape", "QLinearConv", "QLinearMatMul"})
+# ONNX ops whose output is a list of tensors, and those that keep a list.
+_LISTS = frozenset({"SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"})
+_LISTS |= {"Optional", "SplitToSequence"}
+_KEEPS_LISTS = frozenset({"Identity", "If", "Loop"})
 _LAYERS = re.compile(
     r"(?:Quantized|_FusedQuantized|_Quantized|_Fused)?(?:Depthwise)?(?:Conv2[dD]|MatMul)\w*"
     r"|Conv|Gemm|QLinearConv|QLinearMatMul|ConvInteger|MatMulInteger"
@@ -157,7 +162,7 @@ class GraphTensors:
         """Yield the probes of a node's outputs with their rank, the best rank being 0."""
         if self.graph.dialect == onnx.DIALECT:
             edge = Edge(node.name)
-            if node.op not in _NOT_COMPARED:
+            if not (node.op in _NOT_COMPARED or self._is_list(node) or self._types.get(edge) is DType.STRING):
                 yield self._rank(edge), TensorProbe(edge)
             return
         dtypes = output_dtypes(node)
@@ -167,6 +172,17 @@ class GraphTensors:
                 yield 4, TensorProbe(Edge(node.name), Edge(node.name, 1), Edge(node.name, 2), dtype)
             elif dtype is DType.FLOAT and not (port and dtypes[0] is not DType.FLOAT):
                 yield 2, TensorProbe(Edge(node.name, port))
+
+    @cached_property
+    def _types(self) -> Mapping[Edge, DType]:
+        return infer_types(self.graph)
+
+    def _is_list(self, node: Node) -> bool:
+        """Return True for a node of an ONNX graph whose output is a list of tensors."""
+        keeps = node.op in _KEEPS_LISTS and any(
+            self._is_list(self.graph[edge.node]) for edge in node.inputs if edge.node
+        )
+        return keeps or node.op in _LISTS
 
     def _rank(self, edge: Edge) -> int:
         """Return the rank of an edge of an ONNX graph among those of its plain name."""

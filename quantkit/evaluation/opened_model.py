@@ -87,8 +87,8 @@ class OpenedModel:
                 shape = "x".join(map(str, outputs.shape))
                 has_tokens = any(ids.dtype.kind in "iu" and ids.shape == outputs.shape[:-1] for ids in feeds.values())
                 raise UsageError(
-                    f"output {result!r} of {self.name} has shape {shape} for {count} samples, not a score "
-                    "for each class",
+                    f"output {result!r} of {self.name} has shape {shape} for {count} "
+                    f"sample{'s' * (count > 1)}, not a score for each class",
                     hint=TOKENS_HINT if has_tokens and outputs.ndim == 3 else scores_hint(),
                 )
             rows.append(outputs.reshape(count, -1)[: len(part)].astype(np.float64))

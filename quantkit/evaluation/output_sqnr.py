@@ -160,7 +160,7 @@ class OutputSqnrCounter:
         for name, values in reference.items():
             has_equal_size = self._add_size(name, values, outputs[name], len(finite))
             others = outputs[name].reshape(values.shape) if has_equal_size else outputs[name]
-            if values.dtype.kind in "biu":
+            if values.dtype.kind in "biuO":  # O: strings
                 if has_equal_size and values.size:
                     counts = self._equal.setdefault(name, [0, 0])
                     counts[0] += int((values == others).sum())

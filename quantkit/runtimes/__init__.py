@@ -29,6 +29,7 @@ __all__ = [
     "custom_op_library",
     "find_runtime",
     "observing_runtime",
+    "observing_runtimes",
     "open_session",
     "runtimes",
     "split_runtime",
@@ -95,11 +96,20 @@ def observing_runtime(dialect: str) -> str:
     Raises:
         UnavailableError: no runtime runs the dialect natively.
     """
+    return observing_runtimes(dialect)[0]
+
+
+def observing_runtimes(dialect: str) -> tuple[str, ...]:
+    """Return the names of the runtimes that run a dialect natively, the best one for observing all tensors first.
+
+    Raises:
+        UnavailableError: no runtime runs the dialect natively.
+    """
     native = [runtime for runtime in runtimes().values() if runtime.native_dialect == dialect]
     if not native:
         raise UnavailableError(f"no runtime runs {dialect} graphs natively", hint="quantkit doctor lists the runtimes")
     ranked = sorted(native, key=lambda runtime: (not runtime.available().ok, not runtime.keeps_tensors))
-    return ranked[0].name
+    return tuple(runtime.name for runtime in ranked)
 
 
 @public
@@ -133,17 +143,19 @@ def open_session(
         return find_runtime(runtime).open(_load_graph(model), options)
     source = _load_graph(model)
     skipped: list[SkippedRuntime] = []
+    hint = ""
     for candidate in _rank(source):
         try:
             session = candidate.open(source, options)
         except UnavailableError as error:
             skipped.append(SkippedRuntime(candidate.name, error.message))
+            hint = error.hint if error.hint == onnxruntime.CUSTOM_OP_HINT else hint
         else:
             session.skipped = tuple(skipped)
             return session
     raise UnavailableError(
         f"no installed runtime can run the model ({'; '.join(map(str, skipped))})",
-        hint=_installation(source) or "quantkit doctor lists the runtimes",
+        hint=hint or _installation(source) or "quantkit doctor lists the runtimes",
     )
 
 

@@ -31,6 +31,10 @@ _POOLS = ("intra_op", "inter_op")
 # Environment variable with the libraries of custom ops, one per line: child processes inherit it.
 _LIBRARIES = "QUANTKIT_CUSTOM_OP_LIBRARY"
 _UNKNOWN_OP = "is not a registered function/op"
+CUSTOM_OP_HINT = (
+    "--custom-op-library FILE registers a library with its kernel (quantkit.custom_op_library in Python); another "
+    "--runtime may have one: quantkit doctor lists the installed ones"
+)
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 # Exceptions contain the text of all lower levels.
 _LOG_FATAL_ONLY = 4
@@ -396,8 +400,7 @@ def _translate_error(error: Exception, model: str) -> QuantkitError:
     if _UNKNOWN_OP in reason:
         return UnavailableError(
             f"ONNX Runtime cannot run {model}: {reason}",
-            hint="--custom-op-library FILE registers a library with its kernel (quantkit.custom_op_library in Python); "
-            "another --runtime may have one: quantkit doctor lists the installed ones",
+            hint=CUSTOM_OP_HINT,
         )
     if code == "NOT_IMPLEMENTED" or "No Op registered" in reason:
         return UnavailableError(

@@ -297,11 +297,16 @@ def _placement(compiled: Any, device: str) -> tuple[str, ...]:
 def _translate_error(error: Exception, model: str, *, is_file: bool) -> QuantkitError:
     """Convert an error, whose text begins with positions in OpenVINO's source, to a one-line error."""
     text = str(error)
-    missing = re.search(r"No conversion rule found for operations: (.+)", text)
+    missing = re.search(
+        r"(No conversion rule found for operations|Conversion is failed for|Unsupported operation of type): "
+        r"(.+?)( name: .*)?$",
+        text,
+        re.MULTILINE,
+    )
     if missing:
-        ops = ", ".join(re.sub(r"-\d+$", "", op) for op in missing[1].split(", "))
+        ops = ", ".join(re.sub(r"-\d+$", "", op) for op in missing[2].split(", "))
         return UnavailableError(
-            f"OpenVINO has no {ops}, which {model} uses",
+            f"OpenVINO {'has no' if missing[1].startswith('No') else 'cannot run'} {ops}, which {model} uses",
             hint="another --runtime may have a kernel: quantkit doctor lists the installed ones",
         )
     # The reason of a failed check is the line after it.

@@ -8,7 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import main
-from varying_sizes import CONSTANTS, DETECTORS, FLOAT, IMAGES, INT64, NETWORKS, NODE, STEM, make_model, write
+from varying_sizes import (
+    CONSTANTS,
+    DETECTORS,
+    FLOAT,
+    IMAGES,
+    INT64,
+    NETWORKS,
+    NODE,
+    STEM,
+    TAILS,
+    make_model,
+    with_tail,
+    write,
+)
 
 import quantkit as qk
 from quantkit.batch_inference.results import FORMATS, read_rows
@@ -152,6 +165,32 @@ def test_workers_add_the_sizes_of_their_samples(tmp_path: Path) -> None:
     assert {name: equal for name, (equal, _) in shared.sizes.items()} == {
         n: equal for n, (equal, _) in alone.sizes.items()
     }
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_every_verb_takes_sizes_of_any_op(name: str, tmp_path: Path) -> None:
+    path, quantized, data = tmp_path / "m.onnx", tmp_path / "q.onnx", IMAGES[:6]
+    path.write_bytes(with_tail(name).SerializeToString())
+    options: dict[str, Any] = {"runtime": RUNTIME, "reference_runtime": RUNTIME, "task": "regression"}
+    report = qk.quantize(path, data, runs=0, output=quantized).report
+    assert all("OpenVINO" in failure for failure in report.accuracy.failures)  # it has no strings
+    assert report.census.int8_fraction == 1
+    assert report.accuracy.sqnr is not None
+    assert report.accuracy.sqnr.samples == len(data)
+    comparison = qk.compare(path, quantized, data, runtimes=(RUNTIME, RUNTIME))
+    assert {"r", "c"} <= {row.name for row in comparison.rows}
+    assert all(row.sqnr > 20 for row in comparison.rows if row.name in ("r", "c"))
+    if name != "strings":
+        changed = qk.evaluate(quantized, data, path, **options).outputs
+        assert changed is not None
+        assert changed.samples == len(data)
+    result = qk.run(quantized, data, tmp_path / "out", runtime=RUNTIME)
+    rows = [json.loads(line) for line in (tmp_path / "out" / result.files[0].name).read_text().splitlines()]
+    with open_session(quantized, RUNTIME) as session:
+        shapes = [session.run({"x": image[None]})["y"].shape for image in data]
+    assert [np.size(row["outputs"]["y"]) for row in rows] == [np.prod(shape, dtype=int) for shape in shapes]
+    assert qk.transform(path, "inference", verify=True, runtime=RUNTIME).trace is not None
+    assert "y" in str(qk.summarize(path))
 
 
 # Samples of different lengths

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import quantkit as qk
 from quantkit import limits
 from quantkit.errors import GraphError, InputError
 from quantkit.formats import load, onnx
@@ -228,6 +229,44 @@ def test_functions_nested_in_subgraphs_without_end_are_rejected() -> None:
     functions.append(function("f600", "a c", "o", [node("Neg", "a", "o")]))
     with pytest.raises((InputError, GraphError), match="nested too deeply|more than"):
         onnx.decode(model([node("f0", "x flag", "y")], functions, {"flag": np.array(True)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        *(("twice", "onnx"), ("twice", "litert"), ("nested", "onnx"), ("nested", "tensorflow")),
+        *(("weights inside", "onnx"), ("linear", "onnx"), ("linear", "tensorflow")),
+    ],
+)
+def test_layers_of_functions_are_quantized(name: str, target: str) -> None:
+    for module in ("onnxruntime", "tensorflow"):
+        pytest.importorskip(module, reason=f"pip install {module}")
+    leaky = function(
+        "leaky",
+        "a w",
+        "o",
+        [
+            node("block", "a w", "h"),
+            with_attribute(node("LeakyRelu", "h", "o"), reference("alpha", "float", to="slope")),
+        ],
+        attributes=["slope"],
+    )
+    inside = [
+        node("Constant", "", "c", value=package.numpy_helper.from_array(WEIGHTS)),
+        node("Conv", "a c", "o", pads=[1] * 4),
+    ]
+    linear = [node("Transpose", "w", "t", perm=[1, 0]), node("MatMul", "a t", "m"), node("Add", "m b", "o")]
+    calls, functions = {
+        "twice": ([node("block", "x w", "h"), node("block", "h w", "y")], [BLOCK]),
+        "nested": ([node("leaky", "x w", "h", slope=0.3), node("block", "h w", "y")], [leaky, BLOCK]),
+        "weights inside": ([node("own", "x", "h"), node("own", "h", "y")], [function("own", "a", "o", inside)]),
+        "linear": ([node("linear", "x v b", "y")], [function("linear", "a w b", "o", linear)]),
+    }[name]
+    data = model(calls, functions, {"w": WEIGHTS, "v": X[0, 0], "b": X[0, 0, 0]})
+    report = qk.quantize(data, np.random.default_rng(1).normal(size=(8, 3, 4, 4)), target=target, runs=0).report
+    assert report.census.int8_fraction == 1
+    assert report.accuracy.sqnr is not None
+    assert report.accuracy.sqnr.worst > 20
 
 
 def test_openvino_opens_a_file_with_functions(tmp_path: Path) -> None:

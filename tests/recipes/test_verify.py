@@ -322,6 +322,21 @@ def test_integers_that_no_random_input_fits_need_samples() -> None:
     assert "--data" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "n = Cast(x, to=7)\nk = Constant[int64](9)\nq = Div(k, n)",
+        "n = Cast(x, to=6)\nk = Constant[int32](9)\nq = Mod(k, n)",
+        "n = Cast(x, to=7)\nt = Constant[int64]([0, 0])\ng = Gather(t, n)\nk = Constant[int64](9)\nq = Div(k, g)",
+    ],
+)
+def test_floats_that_no_random_input_fits_need_samples(nodes: str) -> None:
+    text = f"dialect: onnx\ninputs: x\noutputs: y\nx = Placeholder[4]()\n{nodes}\nz = Identity(q)\ny = Neg(z)"
+    with pytest.raises(GraphError, match="no values fit as random inputs: .*divided by zero") as error:
+        run(parse("remove_nodes(op=Identity)"), from_text(text), check=verifier())
+    assert "--data" in error.value.hint
+
+
 def test_sizes_that_do_not_fit_name_the_flags() -> None:
     graph = from_text(
         "dialect: onnx\ninputs: x\noutputs: y\nx = Placeholder[?x?]()\ns = Constant[int64]([3, 7, 11])\n"

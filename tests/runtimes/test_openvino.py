@@ -80,6 +80,19 @@ def test_threads_are_bound_to_cores_only_if_they_use_all(
             UnavailableError,
             "OpenVINO has no Foo, Bar, which m.xml uses",
         ),
+        (
+            CONVERSION + "Model wasn't fully converted.\n-- Conv-17 with a message:\nSummary:\n"
+            "-- Conversion is failed for: Conv-17\n",
+            False,
+            UnavailableError,
+            "OpenVINO cannot run Conv, which m.xml uses",
+        ),
+        (
+            CONVERSION + "Unsupported operation of type: Convert name: y\n",
+            True,
+            UnavailableError,
+            "OpenVINO cannot run Convert, which m.xml uses",
+        ),
         ("", False, GraphError, "OpenVINO rejects m.xml: no reason"),
     ],
 )

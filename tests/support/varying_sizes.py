@@ -13,8 +13,9 @@ pytest.importorskip("onnx", reason="pip install onnx")
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+STRING = TensorProto.STRING
 NODE = helper.make_node
-Info = tuple[str, int, Sequence[int | str | None]]
+Info = tuple[str, int, Sequence[int | str | None] | None]
 RANDOM = np.random.default_rng(0)
 IMAGES: Array = RANDOM.normal(size=(12, 3, 16, 16)).astype(np.float32)
 WEIGHTS = {
@@ -194,6 +195,86 @@ def decoder() -> ModelProto:
     model = make_model(nodes, [("x", FLOAT, [1, 3, 16, 16])], [("y", FLOAT, [1, "steps", 6])], constants)
     for name in ("decay", "token_weights", "end"):
         model.graph.initializer.append(numpy_helper.from_array(used[name].astype(np.float32), name))
+    return model
+
+
+# Nodes after a convolution with the values f (2048,), by the op whose size depends on the data: with the output y.
+TAILS: Mapping[str, tuple[Sequence[NodeProto], int]] = {
+    "Unique": ([NODE("Round", ["f"], ["q"]), NODE("Unique", ["q"], ["y"])], FLOAT),
+    "NonZero": ([NODE("NonZero", ["g"], ["z"]), NODE("Transpose", ["z"], ["y"])], INT64),
+    "nothing selected": ([NODE("Greater", ["f", "huge"], ["none"]), NODE("Compress", ["f", "none"], ["y"])], FLOAT),
+    "layer on selected columns": (
+        [
+            NODE("ReduceMax", ["c"], ["m"], axes=[0, 1, 2], keepdims=0),
+            NODE("Greater", ["m", "two_f"], ["columns"]),
+            NODE("Compress", ["r", "columns"], ["k"], axis=3),
+            NODE("Conv", ["k", "v"], ["y"]),
+        ],
+        FLOAT,
+    ),
+    "Resize": (
+        [
+            NODE("Concat", ["one", "eight", "size", "size"], ["sizes"], axis=0),
+            NODE("Resize", ["r", "", "", "sizes"], ["u"], mode="linear"),
+            NODE("Conv", ["u", "v"], ["y"]),
+        ],
+        FLOAT,
+    ),
+    "If": (
+        [
+            NODE("ReduceSum", ["f"], ["s"], keepdims=0),
+            NODE("Greater", ["s", "forty"], ["condition"]),
+            NODE(
+                "If",
+                ["condition"],
+                ["y"],
+                **{
+                    f"{name}_branch": helper.make_graph(
+                        [node], name, [], [helper.make_tensor_value_info(node.output[0], FLOAT, None)]
+                    )
+                    for name, node in (
+                        ("then", NODE("Slice", ["f", "zero", "eight"], ["start"])),
+                        ("else", NODE("Neg", ["f"], ["all"])),
+                    )
+                },
+            ),
+        ],
+        FLOAT,
+    ),
+    "Sequence": (
+        [
+            NODE("Compress", ["f", "g"], ["p"]),
+            NODE("SequenceConstruct", ["p", "f"], ["list"]),
+            NODE("ConcatFromSequence", ["list"], ["y"], axis=0),
+        ],
+        FLOAT,
+    ),
+    "strings": ([NODE("Compress", ["f", "g"], ["p"]), NODE("Cast", ["p"], ["y"], to=TensorProto.STRING)], STRING),
+}
+
+
+def with_tail(name: str) -> ModelProto:
+    """Return a convolutional network that ends with one of the tails."""
+    tail, kind = TAILS[name]
+    nodes = [
+        *STEM,
+        NODE("Conv", ["r", "v"], ["c"]),
+        NODE("Reshape", ["c", "flat"], ["f"]),
+        NODE("Greater", ["f", "half"], ["g"]),
+        NODE("Abs", ["f"], ["a"]),
+        NODE("ReduceMax", ["a"], ["largest"], keepdims=0),
+        NODE("Cast", ["largest"], ["whole"], to=INT64),
+        NODE("Reshape", ["whole", "flat"], ["size"]),
+        *tail,
+    ]
+    numbers = {"huge": np.float32(1e9), "two_f": np.float32(2), "forty": np.float32(40), "eight": np.array([8])}
+    model = make_model(nodes, [("x", FLOAT, [1, 3, 16, 16])], [("y", kind, None)], {**CONSTANTS, **numbers})
+    names = {tensor.name for tensor in model.graph.initializer}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray({**CONSTANTS, **numbers}[each]), each)
+        for each in ("zero", "eight")
+        if each not in names
+    )
     return model
 
 

@@ -76,7 +76,9 @@ class Target(ABC):
     can_split_patterns: bool = False
     has_classic_sums: bool = False
     layer_recipe: str = "flatten_atrous_conv flatten_products simplify_arithmetic"
-    rewrite_recipe: str = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape)"
+    rewrite_recipe: str = (
+        "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape) fold_constants(copies=true)"
+    )
     multiplies_u8_by_s8: bool = False
     has_host_check: bool = False
     fallback_precisions: tuple[str, ...] = (FLOAT,)

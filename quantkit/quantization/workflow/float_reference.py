@@ -189,7 +189,8 @@ class FloatReference:
     @property
     def is_never_finite(self) -> bool:
         """True if every output contains NaN or infinity."""
-        return not any(np.isfinite(array).all() for outputs in self.outputs for array in outputs.values())
+        arrays = (array for outputs in self.outputs for array in outputs.values())
+        return not any(array.dtype.kind == "O" or np.isfinite(array).all() for array in arrays)
 
     @property
     def top1(self) -> Proportion | None:

@@ -38,6 +38,7 @@ def fold_constants(
     exclude_node: tuple[str, ...] = (),
     max_constant_size_in_bytes: int = 10 << 20,
     clear_output_shapes: bool = True,
+    copies: bool = False,
     evaluate: Evaluate = evaluate_with_kernels,
 ) -> Outcome:
     """Replace nodes that depend only on constants by their value, and remove unused nodes.
@@ -51,12 +52,14 @@ def fold_constants(
         max_constant_size_in_bytes: skip values larger than this (default: 10485760).
         clear_output_shapes: remove the attribute ``_output_shapes``, which may be stale
             (default: true).
+        copies: in ONNX graphs, also compute values above 1 MiB from a constant that other nodes
+            use, so that the file grows (default: false).
 
     Control dependencies on constants are removed. A control dependency on a NoOp that has a single
     control dependency is replaced by that dependency.
 
     In ONNX graphs, inferred values become constants too, constants that are also
-    inputs become plain constants, and no value grows by more than 1 MiB. DequantizeLinear stays:
+    inputs become plain constants, and the file grows by at most 1 MiB for each. DequantizeLinear stays:
     folding would store quantized weights as float.
 
     Skips an op that has no kernel (``--evaluate-with tensorflow`` supports every op), has side
@@ -88,7 +91,9 @@ def fold_constants(
         y = Reshape(x, shape)
     """
     if graph.dialect == onnx.DIALECT:
-        return onnx_constants.fold(graph, frozenset(exclude_op), frozenset(exclude_node), max_constant_size_in_bytes)
+        return onnx_constants.fold(
+            graph, frozenset(exclude_op), frozenset(exclude_node), max_constant_size_in_bytes, copies=copies
+        )
     if clear_output_shapes:
         graph = _without_output_shapes(graph)
     folding = _Folding(graph, frozenset(exclude_op), frozenset(exclude_node), max_constant_size_in_bytes, evaluate)

@@ -22,7 +22,9 @@ MAX_EXTRA_BYTES = 1 << 20
 QUANTIZED = frozenset({"DequantizeLinear"})
 
 
-def fold(graph: Graph, exclude_op: frozenset[str], exclude_node: frozenset[str], limit: int) -> Outcome:
+def fold(
+    graph: Graph, exclude_op: frozenset[str], exclude_node: frozenset[str], limit: int, *, copies: bool = False
+) -> Outcome:
     """Return the graph with constants instead of nodes whose values are known.
 
     Args:
@@ -30,8 +32,9 @@ def fold(graph: Graph, exclude_op: frozenset[str], exclude_node: frozenset[str],
         exclude_op: op types to skip.
         exclude_node: nodes to skip.
         limit: maximum size of a new constant in bytes, unless it is not larger than the constants it replaces.
+        copies: True if a new constant may be large although other nodes use the constants that it is computed from.
     """
-    return _ConstantFolding(GraphFacts.of(graph), exclude_op, exclude_node, limit).outcome()
+    return _ConstantFolding(GraphFacts.of(graph), exclude_op, exclude_node, limit, copies).outcome()
 
 
 @dataclass
@@ -47,6 +50,7 @@ class _ConstantFolding:
     exclude_op: frozenset[str]
     exclude_node: frozenset[str]
     limit: int
+    copies: bool
     values: dict[Edge, Tensor] = field(default_factory=dict)
     aliases: dict[Edge, Edge] = field(default_factory=dict)
     skips: list[Skip] = field(default_factory=list)
@@ -95,10 +99,19 @@ class _ConstantFolding:
         if not has_kernel(node.op):
             return f"no NumPy kernel for {node.op}"
         num_bytes = self._num_bytes(node)
-        total = sum(self.values[edge].num_bytes for edge in self._value_inputs(node) if edge.node)
+        inputs = [edge for edge in self._value_inputs(node) if edge.node]
+        total = sum(self.values[edge].num_bytes for edge in inputs)
         if num_bytes is not None and num_bytes > total and num_bytes > min(self.limit, total + MAX_EXTRA_BYTES):
             return f"the value has {num_bytes:,} bytes, and its inputs {total:,}"
+        shared = [edge for edge in inputs if self.values[edge].num_bytes > MAX_EXTRA_BYTES and self._is_shared(edge)]
+        if shared and num_bytes is not None and num_bytes > MAX_EXTRA_BYTES and not self.copies:
+            return f"the value has {num_bytes:,} bytes, and other nodes use {shared[0]}, which stays"
         return ""
+
+    def _is_shared(self, edge: Edge) -> bool:
+        """Return True if several nodes use a constant."""
+        graph, source = self.facts.graph, self.aliases.get(edge, edge)
+        return len({use.node.name for use in graph.uses.get(source, ())}) > 1 or source in graph.outputs
 
     def _num_bytes(self, node: Node) -> int | None:
         """Return the size of the value before it is computed; None if it is unknown."""

@@ -1,13 +1,13 @@
 """Nodes with another float type in a graph of either dialect: casts at their borders, and converted constants."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
 
 from quantkit.formats.onnx import DIALECT, retyped_infos, value_infos, value_name
-from quantkit.ir.functions import FunctionName
+from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.onnx.types import NUMBERS, TYPE_ATTRS, infer_types
@@ -78,13 +78,46 @@ def _round(tensor: Tensor, dtype: DType) -> Array:
 def widen(graph: Graph) -> Graph:
     """Return the graph with float32 in place of float16, bfloat16 and double; inputs and outputs keep their types.
 
-    Computations that end in integers, for example sizes, keep their types.
+    Computations that end in integers, for example sizes, keep their types, except in graphs whose functions change.
     """
     for source in OTHER_FLOATS:
         types = find_types(graph)
-        if source in types.values() and (nodes := _find_wide_nodes(graph, types, source)):
+        if source not in types.values():
+            continue
+        functions = _widen_functions(graph, source)
+        nodes = _find_typed_nodes(graph, types, source) if functions else _find_wide_nodes(graph, types, source)
+        if nodes:
+            graph = graph.with_(library=graph.library.with_(*functions))
             graph = retype(graph, nodes, source, DType.FLOAT, types)
     return graph
+
+
+def _widen_functions(graph: Graph, source: DType) -> list[Function[Graph]]:
+    """Return the functions of a TensorFlow graph that have a float type, with float32 in its place."""
+    functions = []
+    for name in graph.library:
+        function = None if graph.library.is_open(name) else graph.library[name]
+        if function is None or source not in find_types(function.graph).values():
+            continue
+        nodes = []
+        for node in function.graph.nodes.values():
+            new = node.with_attrs(**_retyped_attrs(graph, node, source))
+            is_identity = new.op == "Cast" and new.attrs.get("SrcT") is new.attrs.get("DstT") is DType.FLOAT
+            nodes.append(new.with_(op="Identity", attrs={"T": DType.FLOAT}) if is_identity else new)
+        results = {key: DType.FLOAT if dtype is source else dtype for key, dtype in function.results.items()}
+        functions.append(replace(function, graph=function.graph.with_nodes(nodes), results=results))
+    return functions
+
+
+def _find_typed_nodes(graph: Graph, types: Mapping[Edge, DType], source: DType) -> dict[str, TypeChange]:
+    """Return all nodes with a float type, calls of functions and lists included."""
+    changes = {}
+    for node in graph.nodes.values():
+        slots = [slot for slot, edge in enumerate(node.inputs) if types.get(edge) is source]
+        attrs = _retyped_attrs(graph, node, source)
+        if attrs and find_op(node.op) and not (node.is_constant or node.op == "Placeholder"):
+            changes[node.name] = TypeChange(slots, attrs)
+    return changes
 
 
 def _find_wide_nodes(graph: Graph, types: Mapping[Edge, DType], source: DType) -> dict[str, TypeChange]:
@@ -109,8 +142,8 @@ def _find_wide_nodes(graph: Graph, types: Mapping[Edge, DType], source: DType) -
 
 
 def _is_opaque(graph: Graph, node: Node) -> bool:
-    """Return True for inputs, constants, calls, and ops of other domains."""
-    if node.is_constant or node.name in graph.input_names or node.op == "Placeholder":
+    """Return True for inputs, constants, calls, lists, and ops of other domains."""
+    if node.is_constant or node.name in graph.input_names or node.op.startswith(("Placeholder", "TensorList")):
         return True
     if graph.dialect == DIALECT:
         return "." in node.op or node.op in CONTROL_FLOW_OPS or "Sequence" in node.op

@@ -48,7 +48,7 @@ def convert_precision(
     but not in bfloat16.
 
     float32 takes the place of float16, bfloat16 and double in the whole graph, weights included. The inputs and outputs
-    keep their types, and so do computations of integers, loops, and ops of other domains.
+    keep their types, and so do computations of integers, loops of ONNX graphs, and ops of other domains.
 
     Before:  conv(x, Const[float]) -> Softmax
     After:   conv(x, Cast(Const[half])) -> Softmax                               weights_only

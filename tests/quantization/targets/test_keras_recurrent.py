@@ -41,6 +41,26 @@ def test_bidirectional_layers_are_quantized_for_tensorflow(name: str) -> None:
     assert any("QuantizedMatMul" in op for op in result.model.graph.op_counts)
 
 
+@pytest.mark.parametrize(
+    ("name", "policy", "target"),
+    [
+        ("sequence", "mixed_float16", "onnx"),
+        ("bidirectional", "mixed_float16", "tensorflow"),
+        ("lstm", "float64", "onnx"),
+        pytest.param("stacked", "float16", "litert", marks=needs_litert),
+    ],
+)
+def test_layers_of_other_float_types_are_quantized(name: str, policy: str, target: str) -> None:
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = network(name)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    sqnr = qk.quantize(model, X, target=target, runs=0).report.accuracy.sqnr
+    assert sqnr is not None
+    assert sqnr.worst > 25
+
+
 @needs_litert
 @pytest.mark.parametrize(("name", "shape"), [("lstm", None), ("lstm", (1, 6, 4)), ("bidirectional", None)])
 def test_layers_are_quantized_for_litert(

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import quantkit as qk
-from quantkit.ir.tensor import DType
+from quantkit.formats import onnx as onnx_format
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.tensor import DType, Shape, Tensor
+from quantkit.ir.text import from_text
+from quantkit.recipes import rewrite
 
 RANDOM = np.random.default_rng(0)
 
@@ -42,6 +46,53 @@ def test_a_tied_embedding_is_stored_once(projection: str, ids_shape: tuple[int, 
     sizes = [node.value for node in graph.nodes.values() if node.is_constant and node.value.num_elements == table.size]
     assert [value.dtype for value in sizes] == [DType.INT8]
     assert report.num_bytes < 0.5 * report.float_num_bytes
+
+
+# Nodes before and after a dense layer t -> r; "u" is the transposed table of the projection.
+PROJECTION = "u = Transpose({}, perm=[1, 0])\ny = MatMul(r, u)"
+TIED = {
+    "columns": ("e = Gather(Et, ids, axis=1)\nt = Transpose(e, perm=[1, 2, 0])", "y = MatMul(r, Et)"),
+    "einsum": ("t = Gather(E, ids)", 'y = Einsum(r, E, equation="btd,vd->btv")'),
+    "scale": ("g = Gather(E, ids)\ns = Mul(g, scale)\nt = Add(s, p)", PROJECTION.format("E")),
+    "twice": ("g = Gather(E, ids)\ni = Gather(E, other)\nt = Add(g, i)", PROJECTION.format("E")),
+    "half": ("F = Cast(H, to=1)\nt = Gather(F, ids)", PROJECTION.format("F")),
+}
+
+
+def make_tied(name: str, num_rows: int = 1000) -> Graph:
+    table = RANDOM.standard_normal((num_rows, 32)).astype(np.float32)
+    arrays = {"E": table, "Et": table.T.copy(), "H": table.astype(np.float16), "other": np.arange(7)[None]}
+    arrays |= {"w": (RANDOM.standard_normal((32, 32)) * 0.2).astype(np.float32), "scale": np.float32(5.6)[...]}
+    arrays["p"] = RANDOM.standard_normal((7, 32)).astype(np.float32)
+    nodes = "\nh = MatMul(t, w)\nr = Relu(h)\n".join(TIED[name])
+    graph = from_text(f"dialect: onnx\ninputs: ids\noutputs: y\nids = Placeholder[1x7](dtype=int64)\n{nodes}")
+    used = {edge.node for node in graph.nodes.values() for edge in node.inputs}
+    constants = [Node(key, "Constant", attrs={"value": Tensor.of(arrays[key])}) for key in arrays if key in used]
+    output = onnx_format.header({"y": (DType.FLOAT, Shape((1, 7, num_rows)))}, opset=17)
+    return graph.with_nodes([*constants, *graph.nodes.values()]).with_(extra=output)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", TIED)
+def test_a_table_with_other_uses_is_stored_once(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    samples = RANDOM.integers(0, 1000, (16, 7))
+    report = qk.quantize(make_tied(name), samples, runs=0, output=tmp_path / "q.onnx").report
+    assert report.census.int8_fraction == 1
+    assert report.accuracy.sqnr is not None
+    assert report.accuracy.sqnr.worst > 25
+    graph = qk.load(tmp_path / "q.onnx").graph
+    tables = [node.value for node in graph.nodes.values() if node.is_constant and node.value.num_elements == 32_000]
+    assert [value.dtype for value in tables] == [DType.INT8]
+
+
+@pytest.mark.parametrize("name", ["scale", "twice"])
+def test_transforms_store_a_table_once(name: str) -> None:
+    """Folding its transpose would store it twice; the quantization folds it nevertheless."""
+    graph = make_tied(name, 9000)
+    before, after = (len(onnx_format.encode(each)) for each in (graph, qk.transform(graph, "inference").graph))
+    assert after < 1.01 * before
+    assert len(onnx_format.encode(rewrite(graph, "fold_constants(copies=true)"))) > 1.9 * before
 
 
 @pytest.mark.engine

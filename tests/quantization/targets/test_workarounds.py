@@ -1,5 +1,6 @@
 """Workarounds: each is still needed by the installed runtime. The row of a failed test may go."""
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ from quantkit.quantization.targets import workarounds
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.workarounds import (
     AVERAGE,
+    CAPTURE,
     CHANNEL_SHUFFLE,
     MAXIMUM,
     OUTPUT_LAYOUT,
@@ -27,6 +29,7 @@ from quantkit.quantization.targets.workarounds import (
     is_needed,
 )
 from quantkit.runtimes import find_runtime, open_session
+from quantkit.runtimes.session import SessionOptions
 
 pytestmark = pytest.mark.engine
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
@@ -123,6 +126,34 @@ def test_float_silu_is_one_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [optimized_ops(network, each, tmp_path)["QuickGelu"] for each in graphs] == [1, 0]
 
 
+@pytest.mark.parametrize("op", ["Reshape", "Transpose", "MaxPool"])
+def test_views_that_branches_capture_have_a_pair(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(*IMAGE)
+    x = network.conv(network.conv("x"))
+    options = {"Reshape": (np.array([-1]),), "Transpose": (), "MaxPool": ()}
+    attrs = {"MaxPool": {"kernel_shape": [2, 2]}}.get(op, {})
+    view = network.add("Transpose", network.add(op, x, *options[op], **attrs))
+    flag = network.add("Greater", network.add("ReduceMax", "x", keepdims=0), np.float32(0))
+    branches = {
+        f"{name}_branch": onnx.helper.make_graph(
+            [onnx.helper.make_node(branch, [view], [name])],
+            name,
+            [],
+            [onnx.helper.make_tensor_value_info(name, 1, None)],
+        )
+        for name, branch in (("then", "Neg"), ("else", "Abs"))
+    }
+    graphs = quantize_both(network, network.add("If", flag, **branches), CAPTURE, monkeypatch)
+    data, outputs = {"x": samples(network)[0]}, list[np.ndarray]()
+    for is_optimized in (True, False):
+        with open_session(graphs[0], "onnxruntime", SessionOptions(optimized=is_optimized)) as session:
+            outputs.extend(session.run(data).values())
+    np.testing.assert_allclose(*outputs, atol=0.1)
+    (tmp_path / "m.onnx").write_bytes(onnx_format.encode(graphs[1]))
+    code = f"import onnxruntime; onnxruntime.InferenceSession({str(tmp_path / 'm.onnx')!r})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode < 0
+
+
 def test_zero_points_are_subtracted_before_a_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
     openvino = pytest.importorskip("openvino", reason="pip install openvino")
     network = Network(*IMAGE)
@@ -211,6 +242,17 @@ def test_chains_of_products_are_correct(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_all_rows_are_used() -> None:
-    names = {AVERAGE, MAXIMUM, PRODUCT, SILU, SHUFFLE, PRODUCT_CHAIN, OUTPUT_LAYOUT, PAIR_SOFTMAX, CHANNEL_SHUFFLE}
+    names = {
+        AVERAGE,
+        CAPTURE,
+        MAXIMUM,
+        PRODUCT,
+        SILU,
+        SHUFFLE,
+        PRODUCT_CHAIN,
+        OUTPUT_LAYOUT,
+        PAIR_SOFTMAX,
+        CHANNEL_SHUFFLE,
+    }
     assert ROWS.keys() == names
     assert native.is_needed is is_needed

@@ -211,6 +211,41 @@ def test_nan_and_infinity_that_all_runtimes_agree_on_are_folded(node: str, value
     np.testing.assert_array_equal(folded["n"].value.array, value)
 
 
+@pytest.mark.parametrize(
+    ("node", "value"),
+    [
+        ("n = Div(low, three)", [-715827882, 2, -2, 0]),
+        ("n = Div(low, minus)", [1073741824, -3, 3, 0]),
+        ("n = Mod(low, three)", [1, 1, 2, 1]),
+        ("n = Mod(low, minus, fmod=1)", [0, 1, -1, 1]),
+    ],
+)
+def test_integers_are_divided_as_the_runtimes_do(node: str, value: list[int]) -> None:
+    constants = (
+        "low = Constant[int32]([-2147483648, 7, -7, 1])\nthree = Constant[int32](3)\nminus = Constant[int32](-2)\n"
+    )
+    folded = fold_constants(from_text(f"{ONNX}{constants}{node}\ny = Where(x, x, n)"))
+    np.testing.assert_array_equal(folded["n"].value.array, value)
+
+
+@pytest.mark.parametrize("mode", ["half_pixel", "asymmetric", "pytorch_half_pixel"])
+@pytest.mark.parametrize("rounding", ["floor", "ceil"])
+def test_positions_of_resize_are_rounded_as_in_onnxruntime(mode: str, rounding: str) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+    graph = from_text(f"""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[1x1x4x5]()
+        scales = Constant([1.0, 1.0, 1.7, 0.6])
+        "" = Absent()
+        y = Resize(x, "", scales, mode=nearest, coordinate_transformation_mode={mode}, nearest_mode={rounding})
+    """)
+    feeds = {"x": np.arange(20, dtype=np.float32).reshape(1, 1, 4, 5)}
+    with open_session(graph, "reference") as kernels, open_session(graph, "onnxruntime") as runtime:
+        np.testing.assert_array_equal(kernels.run(feeds)["y"], runtime.run(feeds)["y"])
+
+
 @pytest.mark.parametrize("node", ["ArgMax(c, axis)", "Max(c, axes)", "TopKV2(c, two)", "Maximum(c, c)", "Round(c)"])
 def test_tensorflow_ops_keep_constants_with_nan(node: str) -> None:
     outcome = fold_constants.outcome(

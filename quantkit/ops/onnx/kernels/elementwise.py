@@ -76,8 +76,8 @@ def _divide(a: Array, b: Array) -> Array:
         return np.asarray(a / b)
     if not np.all(b):
         raise ValueError("an integer is divided by zero")
-    quotient = np.abs(a) // np.abs(b)
-    return np.asarray(np.where((a < 0) != (b < 0), -quotient, quotient) if a.dtype.kind == "i" else a // b)
+    quotient = a // b  # rounded down; the absolute of the lowest integer would overflow
+    return np.asarray(quotient + ((a % b != 0) & ((a < 0) != (b < 0))).astype(quotient.dtype))
 
 
 def _power(a: Array, b: Array) -> Array:

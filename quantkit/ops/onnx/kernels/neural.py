@@ -396,17 +396,18 @@ def _scales(call: Call) -> list[float]:
 
 
 def _positions(transformation: bytes, before: int, after: int, scale: float) -> Array:
-    """Return the positions in the input of the elements of one output axis."""
-    index = np.arange(after, dtype=np.float64)
+    """Return the positions in the input of the elements of one output axis, in float32 as the runtimes compute them."""
+    index: Any = np.arange(after, dtype=np.float32)
+    step: Any = np.float32(scale)
     if transformation == b"align_corners":
         if before * scale % 1:
             raise ValueError("the positions of a scale that gives no whole size depend on the runtime")
         return np.asarray(index * ((before - 1) / (after - 1) if after > 1 else 0))
     if transformation == b"asymmetric":
-        return index / scale
+        return np.asarray(index / step)
     if transformation == b"pytorch_half_pixel" and after <= 1:
         return np.zeros(after)
-    return np.asarray((index + 0.5) / scale - 0.5)
+    return np.asarray((index + 0.5) / step - 0.5)
 
 
 def _resize_axis(x: Array, axis: int, positions: Array, call: Call, mode: bytes) -> Array:

@@ -36,7 +36,7 @@ from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.onnx.fused_gates import SILU as SILU_OP
 from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
-from quantkit.quantization.targets.workarounds import AVERAGE, MAXIMUM, PRODUCT, SHUFFLE, SILU, is_needed
+from quantkit.quantization.targets.workarounds import AVERAGE, CAPTURE, MAXIMUM, PRODUCT, SHUFFLE, SILU, is_needed
 
 # Number format of uint8 images.
 UINT8 = Spec(DType.QUINT8, symmetric=False)
@@ -45,6 +45,8 @@ SILU_MINIMUM = -8.0
 # Ops of a pixel shuffle: DepthToSpace, or a Transpose of more dimensions than an image between two Reshapes.
 SHUFFLE_OPS = frozenset({"DepthToSpace", "Reshape", "Transpose"})
 IMAGE_RANK = 4
+# Ops after which ONNX Runtime moves a DequantizeLinear.
+VIEW_OPS = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges, *, keeps_biases: bool = False) -> Graph:
@@ -161,6 +163,7 @@ class _NativeQuantization:
             AVERAGE: self._prevent_int8_averages,
             MAXIMUM: self._prevent_int8_maxima,
             PRODUCT: self._prevent_float_products,
+            CAPTURE: self._quantize_captured_views,
             SHUFFLE: self._prevent_late_dequantization,
             SILU: self._merge_silu_inputs,
         }
@@ -231,33 +234,33 @@ class _NativeQuantization:
         """Store a table once that is also the weights of a layer, or their transpose.
 
             before    Gather(table, ids)
-            after     Cast(Gather(quantized, ids)) * Gather(scales, ids)
+            after     Cast(Gather(quantized, ids)) * Gather(scales, ids)      between Transposes for columns
 
         A DequantizeLinear before the Gather would compute all rows in each run.
         """
         for node in self.source.nodes.values():
             table = self.source.constant_of(node.inputs[0]) if node.op == "Gather" and len(node.inputs) == 2 else None
-            if table is None or node.attrs.get("axis") or node.name in self.plan.pass_through:
+            if table is None or len(table.shape) != 2 or node.name in self.plan.pass_through:
                 continue
             for name, _ in self.weights:
                 weights = self.source[name].value
-                if len(table.shape) == 2 and sorted(table.shape) == sorted(weights.shape):
+                if sorted(table.shape) == sorted(weights.shape):
                     is_equal = np.array_equal(table.array, weights.array)
                     if is_equal or np.array_equal(table.array, weights.array.T):
                         self._gather_quantized(node, name, is_transposed=not is_equal)
                         break
 
     def _gather_quantized(self, gather: Node, name: str, *, is_transposed: bool) -> None:
-        ids = gather.inputs[1]
+        ids, gathers_columns = gather.inputs[1], gather.attrs.get("axis") in (1, -1)
+        axis = int(is_transposed != gathers_columns)
         rank = infer_shapes(self.source).get(ids, UNKNOWN).rank
-        if is_transposed and rank is None:
+        if rank is None and (axis or gathers_columns):
             return
         edge = next(edge for (weights, _), edge in self.weights.items() if weights == name)
         dequantize = next(node for node in self.new_nodes if node.name == edge.node)
         quantized, scale, _ = dequantize.inputs
-        axis = int(is_transposed)
         rows = self._add(Node(f"{gather.name}/codes", "Gather", (quantized, ids), attrs={"axis": axis}))
-        if rank is not None and is_transposed:
+        if rank is not None and axis:
             perm = (*range(1, rank + 1), 0)
             rows = self._add(Node(f"{gather.name}/rows", "Transpose", (rows,), attrs={"perm": perm}))
         wide = self._add(Node(f"{gather.name}/wide", "Cast", (rows,), attrs={"to": 1}))
@@ -265,7 +268,11 @@ class _NativeQuantization:
             scales = self._add(Node(f"{gather.name}/scales", "Gather", (scale, ids)))
             last = self._add_constant(f"{gather.name}/last", np.array([-1], np.int64))
             scale = self._add(Node(f"{gather.name}/steps", "Unsqueeze", (scales, last)))
-        self.nodes[gather.name] = Node(gather.name, "Mul", (wide, scale))
+        product = Node(gather.name, "Mul", (wide, scale))
+        if rank is not None and gathers_columns:
+            source = self._add(product.with_(name=f"{gather.name}/product"))
+            product = Node(gather.name, "Transpose", (source,), attrs={"perm": (rank, *range(rank))})
+        self.nodes[gather.name] = product
         self.constants.add(gather.inputs[0].node)
 
     def _bias_input(self, pattern: FusedPattern) -> tuple[str, int]:
@@ -361,6 +368,23 @@ class _NativeQuantization:
             is_sum = len(consumers) == 1 and consumers[0].op == "Add" and pattern.output not in self.parameters
             if self.source[pattern.layer].op == "MatMul" and not pattern.bias and is_sum:
                 self._prevent_fusion(pattern.layer, "product", -1)
+
+    def _quantize_captured_views(self) -> None:
+        """Insert a pair after each view of dequantized values that subgraphs capture.
+
+        ONNX Runtime moves a DequantizeLinear after a view, to an input of the consumer. A captured value has no input.
+        """
+        added = {node.name: node for node in self.new_nodes}
+        for name in sorted({name for node in self.nodes.values() for name in node.controls}):
+            node = self.nodes[name]
+            while node.op in VIEW_OPS | {"Identity"} and node.inputs[0].node in self.nodes:
+                node = self.nodes[node.inputs[0].node]
+            dequantize = added.get(node.inputs[0].node) if node.op in VIEW_OPS else None
+            if dequantize is not None and dequantize.op == "DequantizeLinear" and "axis" not in dequantize.attrs:
+                view = self._add(self.nodes[name].with_(name=f"{name}/view"))
+                parameters = dequantize.inputs[1:]
+                quantized = self._add(Node(f"{name}/view/codes", "QuantizeLinear", (view, *parameters)))
+                self.nodes[name] = Node(name, "DequantizeLinear", (quantized, *parameters))
 
     def _prevent_late_dequantization(self) -> None:
         """Prevent OpenVINO from moving a DequantizeLinear after the pixel shuffle of an output.
