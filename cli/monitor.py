@@ -23,8 +23,9 @@ EXAMPLES = (
     "quantkit monitor --pid 4711 --duration 30s",
     "quantkit monitor --prove --pipeline train.py:make_dataset -- python train.py",
 )
-DETAILS = """The verdict is input-bound, compute-bound, memory-bound or waiting. The report goes to standard output, and
-both outputs of COMMAND to standard error. The exit code is that of COMMAND, or 128 plus its signal."""
+DETAILS = """The verdict is input-bound, compute-bound, memory-bound or waiting, or two of them that only --prove
+separates. The report goes to standard output, and both outputs of COMMAND to standard error. The exit code is that of
+COMMAND, or 128 plus its signal."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -28,6 +28,7 @@ from quantkit.monitor.series import Metric, Series, make_series
 from quantkit.monitor.verdict import (
     HIGHLY_INPUT_BOUND,
     INPUT_BOUND,
+    INPUT_OR_COMPUTE,
     Verdict,
     decisive_metric,
     describe_evidence,
@@ -235,15 +236,16 @@ class Monitoring:
         return [*parts, *(f'<p class="small">{escape_text(line)}</p>' for line in self.summary)]
 
     def _fractions(self) -> str:
-        """Return the division of the time that shows slow input; empty for other verdicts and other evidence."""
+        """Return the division of the time that shows the input; empty for other verdicts and other evidence."""
         steps, calls = self.facts.steps, self.facts.calls
-        if self.verdict.kind != INPUT_BOUND:
+        if self.verdict.kind not in (INPUT_BOUND, INPUT_OR_COMPUTE):
             return ""
         if steps is not None and steps.gap_fraction is not None:
             gap = min(steps.gap_fraction, 1.0)
             parts = {"gap before the step": gap, "rest of the step": 1 - gap}
             return fraction_bar("time of a step", parts, f"Mean of {steps.count} steps.")
-        if calls is None or calls.input < HIGHLY_INPUT_BOUND:
+        decisive = 0.0 if calls is None else calls.mixed if self.verdict.kind == INPUT_OR_COMPUTE else calls.input
+        if calls is None or decisive < HIGHLY_INPUT_BOUND:
             return ""
         parts = {"input": calls.input, MIXED: calls.mixed, "compute": calls.compute, "waiting": calls.waiting}
         return fraction_bar("time by purpose of the calls", parts, f"{calls.samples} samples of the running functions.")

@@ -25,7 +25,7 @@ from quantkit.monitor.sample import JobSample
 from quantkit.monitor.snapshot import OnSnapshot, take_snapshot
 from quantkit.monitor.steps import Steps, read_steps
 from quantkit.monitor.system import import_psutil
-from quantkit.monitor.verdict import COMPUTE_BOUND, find_bottleneck
+from quantkit.monitor.verdict import COMPUTE_OR_MEMORY, find_bottleneck
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def monitor_job(
         proof, memory, reason = None, None, ""
         if prove and not run.is_interrupted:
             proof, reason = session.prove(run, command, folder, pipeline)
-            if find_bottleneck(run.facts, proof).kind == COMPUTE_BOUND and run.facts.counters.missing:
+            if find_bottleneck(run.facts, proof).kind == COMPUTE_OR_MEMORY:
                 memory = probe_memory(lambda: session.run(command, folder / "memory", ""))
     verdict = find_bottleneck(run.facts, proof, memory)
     advice = verdict.advice.replace("-- COMMAND", f"-- {join(command)}") if command else verdict.advice

@@ -16,6 +16,9 @@ from quantkit.monitor.sample import CHILD, DISK, EVENTS, LOCK, NETWORK, OTHER, P
 
 INPUT_BOUND, COMPUTE_BOUND, MEMORY_BOUND, WAITING = "input-bound", "compute-bound", "memory-bound", "waiting"
 KINDS = (INPUT_BOUND, COMPUTE_BOUND, MEMORY_BOUND, WAITING)
+# Pairs of kinds that look the same, until an experiment separates them.
+INPUT_OR_COMPUTE, COMPUTE_OR_MEMORY = f"{INPUT_BOUND} or {COMPUTE_BOUND}", f"{COMPUTE_BOUND} or {MEMORY_BOUND}"
+UNDECIDED = (INPUT_OR_COMPUTE, COMPUTE_OR_MEMORY)
 
 HIGHLY_INPUT_BOUND = 0.2
 MODERATELY_INPUT_BOUND = 0.05
@@ -41,6 +44,8 @@ MIN_DISK = 0.1
 # Input that takes more than this fraction of a serial job is the longer part: overlap alone does not remove it.
 LONGER_PART = 0.6
 _FEWER_BYTES = "use int8, smaller batches or fused ops: fewer bytes per op"
+# Causes that limit a job whether it computes, takes its input or accesses the memory.
+_CERTAIN = ("CPU quota", "oversubscription", "GPU")
 _ACTIVITIES = {
     DISK: "the disk",
     NETWORK: "the network",
@@ -58,7 +63,7 @@ class Verdict:
     """Bottleneck of a job.
 
     Attributes:
-        kind: ``input-bound``, ``compute-bound``, ``memory-bound`` or ``waiting``.
+        kind: one of `KINDS`, or of `UNDECIDED` if only an experiment decides between two of them.
         cause: cause in a few words, for example ``one-thread input``.
         reason: evidence that decided, as a clause.
         advice: next step.
@@ -86,26 +91,37 @@ def find_bottleneck(facts: JobFacts, proof: Proof | None = None, memory: MemoryP
     verdict = next(filter(None, verdicts), None) or _processor_verdict(facts)
     if proof is not None:
         verdict = _apply_proof(verdict, facts, proof)
-    return _separate_memory(verdict, facts, memory) if verdict.kind == COMPUTE_BOUND else verdict
+    if verdict.kind != COMPUTE_BOUND:
+        return verdict
+    return _separate_kinds(verdict, facts, memory, is_proven=proof is not None and proof.input_gain is not None)
 
 
-def _separate_memory(verdict: Verdict, facts: JobFacts, memory: MemoryProbe | None) -> Verdict:
-    """Separate computing from accesses to the memory by the experiment, or name the experiment that does."""
+def _separate_kinds(verdict: Verdict, facts: JobFacts, memory: MemoryProbe | None, *, is_proven: bool) -> Verdict:
+    """Separate computing from input and memory accesses by the experiments; without them, return both.
+
+    Args:
+        verdict: verdict on a job that seems to compute.
+        facts: facts about the job.
+        memory: rates of a copy during the job and alone.
+        is_proven: True if an intervention shows that the input is not the limit.
+    """
     calls = facts.calls
     if memory is not None:
         reason = f"{verdict.reason}; proof: {memory}"
         shared = Verdict(MEMORY_BOUND, "memory bandwidth", reason, _FEWER_BYTES)
         return shared if memory.is_shared else replace(verdict, reason=reason)
-    if calls is not None and calls.mixed >= MIN_IDLE and facts.steps is None:
+    if verdict.cause in _CERTAIN:
+        return verdict
+    if calls is not None and calls.mixed >= MIN_IDLE and facts.steps is None and not is_proven:
         label = calls.labels.get(MIXED, "")
         reason = f"{verdict.reason}; {calls.mixed:.0%} of the time is spent in {label}, which also takes its input"
-        reason += _producer(calls)
-        advice = "separate input and computing by an experiment: quantkit monitor --prove -- COMMAND"
-        return replace(verdict, reason=reason, advice=advice)
-    if facts.counters.missing and facts.gpu is None:
+        reason += f"{_producer(calls)}; --prove decides: it repeats one batch, which costs no input"
+        return Verdict(INPUT_OR_COMPUTE, verdict.cause, reason, "quantkit monitor --prove -- COMMAND")
+    if facts.counters.missing:
         reason = f"{verdict.reason}; without hardware counters, computing and accesses to the memory look the same"
-        advice = f"{verdict.advice}; quantkit monitor --prove measures whether the memory is the limit"
-        return replace(verdict, reason=reason, advice=advice)
+        reason += "; --prove decides: it copies memory next to the job"
+        advice = f"{verdict.advice}; quantkit monitor --prove -- COMMAND measures whether the memory is the limit"
+        return Verdict(COMPUTE_OR_MEMORY, verdict.cause, reason, advice)
     return verdict
 
 

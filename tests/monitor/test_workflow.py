@@ -20,7 +20,7 @@ from quantkit.monitor.job import job_environment
 from quantkit.monitor.pipeline import KERAS_FIT
 from quantkit.monitor.report import Monitoring
 from quantkit.monitor.steps import read_steps
-from quantkit.monitor.verdict import COMPUTE_BOUND, Verdict
+from quantkit.monitor.verdict import COMPUTE_BOUND, KINDS, UNDECIDED, Verdict
 
 psutil = pytest.importorskip("psutil", reason="pip install psutil")
 
@@ -66,7 +66,7 @@ def test_streams_and_exit_code(capfd: pytest.CaptureFixture[str], quantkit_main:
     assert code == 7
     document = json.loads(output.out)
     assert document["schema"] == "quantkit.monitor/1"
-    assert document["verdict"] in ("input-bound", "compute-bound", "memory-bound", "waiting")
+    assert document["verdict"] in (*KINDS, *UNDECIDED)
     assert document["exit_code"] == 7
     assert document["command"][-2:] == ["--json", "--debug"]
     assert output.err == "out\nerr\n"
