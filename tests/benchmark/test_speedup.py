@@ -84,6 +84,23 @@ def test_outcome_depends_on_interval_and_margin(
 
 
 @pytest.mark.parametrize(
+    ("speedup", "processes", "text"),
+    [
+        (Speedup(1.05, 0.95, 1.16, True, 5), 21, "measure again with --processes 21"),
+        (Speedup(1.02, 0.96, 1.08, True, 10), None, "the difference is below 8 %, too small to decide in 40 processes"),
+        (Speedup(1.05, 0.83, 1.33, True, 10), None, "other programs delay the calls: measure on a quiet machine"),
+        (Speedup(1.02, 0.96, 1.08, True, 10, is_undisturbed=True), None, "measure on a quiet machine"),
+        (Speedup(1.02, 0.96, 1.08, True, 10, state=1.1), None, "the machine has another speed"),
+    ],
+)
+def test_advice_names_the_measurement_that_decides(speedup: Speedup, processes: int | None, text: str) -> None:
+    """No advice names more processes than a benchmark runs: the machine is busy, or the difference is small."""
+    assert speedup.advised_processes == processes
+    assert text in speedup.advice
+    assert ("--processes" in speedup.advice) == (processes is not None)
+
+
+@pytest.mark.parametrize(
     ("interval", "is_clear"), [((2.0, 1.8, 2.2), True), ((1.03, 1.02, 1.04), False), ((1.0, 0.999, 1.001), False)]
 )
 def test_three_processes_are_enough_for_a_large_difference(

@@ -37,6 +37,9 @@ class Remedies(Protocol):
     def benchmark(self, *flags: str) -> str:
         """Return the command that measures both models."""
 
+    def optimize(self) -> str:
+        """Return the command that searches the fastest form of the float model."""
+
 
 @dataclass(frozen=True)
 class FileRemedies:
@@ -50,14 +53,20 @@ class FileRemedies:
     int8_model: str
 
     def quantize(self, *flags: str) -> str:
-        model = self.float_model.partition("@")[0]
-        return shlex.join(("quantkit", "quantize", model, "-o", "OUTPUT.onnx", "--calibration", "DATA", *flags))
+        return shlex.join(("quantkit", "quantize", self._model, "-o", "OUTPUT.onnx", "--calibration", "DATA", *flags))
 
     def retarget(self) -> str:
         return self.quantize("--target", "onnx")
 
     def benchmark(self, *flags: str) -> str:
         return shlex.join(("quantkit", "benchmark", self.float_model, self.int8_model, *flags))
+
+    def optimize(self) -> str:
+        return shlex.join(("quantkit", "optimize", self._model, "-o", "OUTPUT", "--data", "DATA"))
+
+    @property
+    def _model(self) -> str:
+        return self.float_model.partition("@")[0]
 
 
 def find_reasons(profile: Profile, machine: Machine, remedies: Remedies) -> tuple[Reason, ...]:
@@ -142,7 +151,7 @@ def _instruction_reasons(model: ModelProfile, machine: Machine, remedies: Remedi
             f"{_time(seconds, model)} in int8 layers on a processor without int8 dot products (VNNI): three "
             "instructions replace one"
         )
-        yield Reason(NO_VNNI, seconds, text, remedies.benchmark("--precision", "float32,bfloat16"))
+        yield Reason(NO_VNNI, seconds, text, remedies.optimize())
 
 
 def _process_reasons(model: ModelProfile, machine: Machine, remedies: Remedies) -> Iterator[Reason]:

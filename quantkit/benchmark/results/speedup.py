@@ -31,13 +31,15 @@ import numpy as np
 
 from quantkit.benchmark.results.measurement import Measurement, MeasurementContext
 from quantkit.benchmark.statistics.bootstrap import Blocks, Estimate, paired_ratio, unpaired_ratio
-from quantkit.benchmark.statistics.student import MIN_PROCESSES, geometric_mean, ratio_of_means
+from quantkit.benchmark.statistics.student import LOOKS, MIN_PROCESSES, geometric_mean, ratio_of_means
 from quantkit.errors import UsageError
 
 # Two latencies within this fraction of each other are the same.
 MARGIN = 0.02
-# Maximum number of processes that is worth a recommendation.
-MOST_PROCESSES = 100
+# Maximum number of processes that is worth a recommendation: that of the most precise benchmark.
+MOST_PROCESSES = LOOKS[-1]
+# Difference that a quiet machine shows in fewer than `MOST_PROCESSES` processes.
+QUIET = 0.1
 # Quantile of the latency of calls that other programs do not delay.
 UNDISTURBED = 0.05
 # Relative difference of the median calls from the undisturbed calls on a busy machine.
@@ -183,24 +185,46 @@ class Speedup:
         return f"{phrase} (95 % CI {self.low:.2f}-{self.high:.2f})"
 
     @property
+    def advised_processes(self) -> int | None:
+        """Number of processes to measure again with; None if a better measurement needs a quiet machine, or none."""
+        count = self.needed_processes
+        return None if self._is_limited_by_state or count > MOST_PROCESSES else count
+
+    @property
+    def is_negligible(self) -> bool:
+        """True if the difference is undecided and so small that no reasonable number of processes decides it."""
+        is_decidable = self.advised_processes is not None or self._is_limited_by_state
+        return self.outcome == "undecided" and not (is_decidable or self.is_undisturbed) and self._limit <= QUIET
+
+    @property
+    def _limit(self) -> float:
+        """Upper limit of the difference, as a fraction of the lower latency."""
+        return max(self.high, 1 / self.low) - 1
+
+    @property
     def advice(self) -> str:
-        """Clause on the smallest visible difference, and the option that is expected to decide.
+        """Clause on the smallest visible difference, and the measurement that is expected to decide.
 
         >>> Speedup(1.05, 0.95, 1.16, True, 5).advice
         'differences below 11 % are not visible in 5 processes per model: measure again with --processes 21'
         >>> Speedup(1.3, 1.2, 1.4, True, 1).advice
         'the spread between processes is unknown: measure again with --processes 3'
+        >>> Speedup(1.01, 0.96, 1.05, True, 20).advice
+        'the difference is below 5 %, too small to decide in 40 processes per model'
         >>> Speedup(1.01, 0.3, 3.4, True, 20).advice
-        'differences below 237 % are not visible, because other programs delay the calls: close them, and repeat'
+        'differences below 237 % are not visible, because other programs delay the calls: measure on a quiet machine'
         """
         if self.processes < MIN_PROCESSES:
             return f"the spread between processes is unknown: measure again with --processes {MIN_PROCESSES}"
+        if self.is_negligible:
+            limit = ceil(100 * self._limit - 1e-9)
+            return f"the difference is below {limit} %, too small to decide in {MOST_PROCESSES} processes per model"
         visible = f"differences below {100 * self.smallest_difference:.0f} % are not visible"
         if self._is_limited_by_state:
             return f"{visible}, because the machine has another speed than in the saved benchmark"
-        if self.needed_processes > MOST_PROCESSES:
-            return f"{visible}, because other programs delay the calls: close them, and repeat"
-        count = self.needed_processes
+        if self.advised_processes is None:
+            return f"{visible}, because other programs delay the calls: measure on a quiet machine"
+        count = self.advised_processes
         return f"{visible} in {self.processes} processes per model: measure again with --processes {count}"
 
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from quantkit.benchmark.profiling.reasons import find_reasons
 from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import format_latency
-from quantkit.benchmark.results.speedup import MOST_PROCESSES
 from quantkit.data import Preprocessing, PreprocessingOptions
 from quantkit.data.preprocessing import Origin
 from quantkit.quantization.report import NextStep, QuantizationReport
@@ -30,6 +29,9 @@ GOOD_AGREEMENT = 0.98
 GOOD_DECIBELS = 20.0
 # Below this fraction of MACs in int8, the float layers are the next thing to look at.
 MOST = 0.5
+# Precisions of a search after which no layer can be int8.
+FLOATS = "float32,bfloat16"
+_SEARCH = "optimize measures the float and int8 files of all runtimes, with their thread settings"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Commands:
         source: flags for the source of the ranges.
         data: dataset for the accuracy.
         flags: flags about inputs, outputs, recipe and preprocessing.
-        preprocessing: the preprocessing flags among them.
+        endpoints, preprocessing: the flags about inputs and outputs, and about preprocessing, among them.
         is_held_out: True if the accuracy is measured on other samples than the calibration samples.
         libraries: libraries with the custom ops of the model.
         sizes: flags for the sizes of dynamic inputs, which a benchmark without data needs.
@@ -53,6 +55,7 @@ class Commands:
     source: tuple[str, ...] = ("--calibration", "DATA")
     data: str = "DATA"
     flags: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
     preprocessing: tuple[str, ...] = ()
     is_held_out: bool = False
     libraries: tuple[str, ...] = ()
@@ -84,14 +87,15 @@ class Commands:
             source = ("--ranges", _path_text(options.ranges, "RANGES.json"))
         held_out = options.calibration if options.held_out is None else options.held_out
         preprocessing = _preprocessing_flags(options.preprocessing)
-        flags = (*_flags(options, "inputs", "outputs", "recipe"), *preprocessing)
+        endpoints = _flags(options, "inputs", "outputs")
+        flags = (*endpoints, *_flags(options, "recipe"), *preprocessing)
         output = options.file or Path(f"OUTPUT{target.suffixes[0]}")
         is_held_out = options.held_out is not None or options.max_drop is not None
         libraries = custom_op_libraries() or (("LIBRARY",) if lacks_kernels else ())
         data = _path_text(held_out, cls.data)
         texts = (f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
         sizes = tuple(part for text in texts for part in ("--input-shape", text))
-        return cls(model, output, source, data, flags, preprocessing, is_held_out, libraries, sizes)
+        return cls(model, output, source, data, flags, endpoints, preprocessing, is_held_out, libraries, sizes)
 
     def command(self, *arguments: str) -> str:
         """Return a command with the libraries of custom ops, and a benchmark with the sizes of dynamic inputs."""
@@ -134,6 +138,14 @@ class Commands:
         verb = "evaluate" if has_class_scores else "compare"
         return self.command(verb, *models, "--data", "DATA", *self.preprocessing)
 
+    def optimize(self, *more: str) -> str:
+        """Return the optimize command for the float model."""
+        data = self.source[1] if self.source[0] == "--calibration" else "DATA"
+        held_out = ("--held-out", self.data) if self.data not in (data, "DATA") else ()
+        output = str(self.output.with_name(f"{self.output.stem}_best"))
+        arguments = ("-o", output, "--data", data, *held_out, *more, *self.endpoints, *self.preprocessing)
+        return self.command("optimize", self.model, *arguments)
+
     def evaluate_float(self) -> str:
         """Return the evaluate command for the float model."""
         return self.command("evaluate", self.model, "--data", self.data, *self.preprocessing)
@@ -160,10 +172,10 @@ def recommend_for_float(report: QuantizationReport, commands: Commands) -> NextS
     reasons = Counter(node.reason for node in report.census.float_fallbacks if node.is_layer)
     if not reasons:
         reason = "the model has no convolution or matrix product to quantize; in float, the choice of a runtime is left"
-        return NextStep(reason, commands.command("benchmark", commands.model))
+        return NextStep(reason, commands.optimize("--precisions", FLOATS))
     reason, count = reasons.most_common(1)[0]
     layers = f" ({count} of {reasons.total()} layers)" if count < reasons.total() else ""
-    command = commands.command("benchmark", commands.model)
+    command = commands.optimize("--precisions", FLOATS)
     if report.max_drop is not None:
         command = commands.quantize(report.target, "--max-drop", f"{report.max_drop:g}", "--finetune", "10m")
     elif "--weights-only" in reason:
@@ -179,9 +191,7 @@ def recommend_check(report: QuantizationReport, commands: Commands) -> NextStep:
     if report.latency.benchmark is None:
         return NextStep("measure the latency of both models", commands.command("benchmark", *pair))
     if commands.is_held_out:
-        return NextStep(
-            "a page with the latency of both models", commands.command("benchmark", *pair, "--html", "latency.html")
-        )
+        return NextStep(f"search further: {_SEARCH}", commands.optimize())
     command = commands.check_further(has_class_scores=report.accuracy.quality is not None)
     return NextStep("the accuracy on other samples than the calibration samples", command)
 
@@ -190,9 +200,9 @@ def recommend_for_doubts(report: QuantizationReport, commands: Commands) -> Next
     """Return the command that shows whether the float model works, for a model whose own outputs are doubtful."""
     is_assumed = isinstance(report.preprocessing, Preprocessing) and report.preprocessing.origin is Origin.ASSUMED
     if is_assumed:
-        reason = f"{report.accuracy.doubts[0]}; state the preprocessing of the model, for example values from 0 to 1"
+        reason = "state the preprocessing of the model, for example values from 0 to 1"
         return NextStep(reason, commands.quantize(report.target, "--input-mean", "0", "--input-std", "255"))
-    return NextStep(f"{report.accuracy.doubts[0]}: check the float model first", commands.evaluate_float())
+    return NextStep("check the float model first", commands.evaluate_float())
 
 
 def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextStep | None:
@@ -207,9 +217,11 @@ def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextS
     names = (before.context.runtime, after.context.runtime)
     runtimes = f"int8 in {names[1]} and float in {names[0]}"
     if speedup.outcome == "undecided":
-        count = speedup.needed_processes
-        command = commands.benchmark(*names, *(("--processes", str(count)) if count <= MOST_PROCESSES else ()))
-        return NextStep(f"undecided: {runtimes}: {speedup.advice}", command)
+        claim = f"undecided: {runtimes}: {speedup.advice}"
+        if speedup.is_negligible:
+            return NextStep(claim, recommend_check(report, commands).command)
+        count = speedup.advised_processes
+        return NextStep(claim, commands.benchmark(*names, *(("--processes", str(count)) if count else ())))
     if names[0] != names[1] and names[0] not in find_target(report.target).runtimes:
         step = _faster_elsewhere(report, commands, before, after)
         return replace(step, causes=_measured_causes(report, commands, names))
@@ -230,7 +242,7 @@ def _faster_elsewhere(
     others = [name for name, target in targets().items() if runtime in target.runtimes and not target.slow_reason]
     if others and others[0] != report.target:
         return NextStep(f"{claim}; --target {others[0]} runs in {runtime}", commands.quantize_again(others[0]))
-    return NextStep(claim, commands.benchmark(runtime, after.context.runtime))
+    return NextStep(f"{claim}; {_SEARCH}", commands.optimize())
 
 
 @dataclass(frozen=True)
@@ -249,6 +261,9 @@ class _Remedies:
 
     def benchmark(self, *flags: str) -> str:
         return self.commands.benchmark(*self.runtimes, *flags)
+
+    def optimize(self) -> str:
+        return self.commands.optimize()
 
 
 def _measured_causes(report: QuantizationReport, commands: Commands, runtimes: tuple[str, str]) -> tuple[Reason, ...]:
@@ -276,7 +291,7 @@ def _cause(report: QuantizationReport, commands: Commands, after: Measurement) -
     if bfloat16:
         return f"{reason}; {bfloat16}", commands.benchmark(runtime, runtime, "--precision", "float32,bfloat16")
     is_mostly_float = census.int8_fraction is not None and census.int8_fraction < MOST
-    return reason, commands.summarize() if is_mostly_float else commands.benchmark(runtime, runtime)
+    return (reason, commands.summarize()) if is_mostly_float else (f"{reason}; {_SEARCH}", commands.optimize())
 
 
 def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> NextStep | None:

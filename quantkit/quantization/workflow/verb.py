@@ -107,8 +107,6 @@ def _write_and_measure(
 ) -> tuple[QuantizationReport, Mapping[str, Any]]:
     """Write the quantized model, check it, and measure accuracy and latency; return the metadata with the receipt."""
     doubts = find_doubts(model, reference, conversion.ranges.provenance)
-    for doubt in doubts:
-        options.on_message(f"warning: {doubt}")
     with temporary_folder() as folder:
         if conversion.needs_host_check:
             options.on_progress(Progress("checking the kernels of this host", 0))

@@ -60,8 +60,37 @@ def test_an_interval_that_spans_1_is_undecided() -> None:
     assert "not faster" not in step.reason
     assert "quantkit benchmark digits@openvino OUTPUT.onnx@openvino --processes" in step.command
     step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 1.0}, spread=1.0))
-    assert "other programs delay the calls" in step.reason
+    assert "other programs delay the calls: measure on a quiet machine" in step.reason
     assert "--processes" not in step.command
+
+
+LATENCIES = {
+    "faster": make_latency({"float openvino": 1.0, "int8 openvino": 0.5}),
+    "same": make_latency({"float openvino": 1.0, "int8 openvino": 1.0}),
+    "slower": make_latency({"float openvino": 1.0, "int8 openvino": 1.5}),
+    "slower in tensorflow": make_latency({"float tensorflow": 1.0, "int8 tensorflow": 1.5}),
+    "float in the runtime of no other target": make_latency({"float reference": 0.1, "int8 openvino": 1.5}),
+    "negligible": make_latency({"float openvino": 1.0, "int8 openvino": 1.0}, spread=0.06),
+}
+
+
+@pytest.mark.parametrize("held_out", [None, "others"])
+@pytest.mark.parametrize("name", LATENCIES)
+def test_no_step_repeats_a_measurement(name: str, held_out: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit.quantization.workflow.next_steps.find_bfloat16_instruction", lambda: "")
+    latency = LATENCIES[name]
+    target = "tensorflow" if "tensorflow" in name else "onnx"
+    for census in (Census({}, 0, (), 1, 0, 1), Census({}, 0, (fallback("Conv", "b"),), 0, 1, 0)):
+        step = recommend_after(target, census, held_out=held_out, latency=latency, accuracy=GOOD)
+        assert not step.command.startswith("quantkit benchmark"), step
+    assert (name == "negligible") == (latency.overall is not None and latency.overall.is_negligible)
+
+
+def test_a_model_that_is_not_faster_leads_to_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit.quantization.workflow.next_steps.find_bfloat16_instruction", lambda: "")
+    step = recommend_after(latency=SLOWER, held_out="others", target="tensorflow")
+    assert step.command == "quantkit optimize digits -o OUTPUT_best --data images --held-out others"
+    assert "float and int8 files of all runtimes" in step.reason
 
 
 def test_equal_latency_is_not_faster() -> None:
@@ -85,7 +114,7 @@ def test_a_good_model_leads_to_the_check_that_is_left() -> None:
     further = recommend_after(accuracy=GOOD, latency=FASTER)
     assert further.command == "quantkit evaluate OUTPUT.onnx --reference digits --data DATA"
     checked = recommend_after(accuracy=GOOD, latency=FASTER, held_out="others")
-    assert checked.command == "quantkit benchmark digits OUTPUT.onnx --html latency.html"
+    assert checked.command == "quantkit optimize digits -o OUTPUT_best --data images --held-out others"
     assert recommend_after(accuracy=AccuracyReport(failures=("no kernel",))).command == "quantkit doctor"
 
 
@@ -96,8 +125,8 @@ def fallback(op: str, reason: str, *, is_layer: bool = True) -> FloatFallback:
 @pytest.mark.parametrize(
     ("fallbacks", "reason", "command"),
     [
-        ([fallback("Softmax", "?", is_layer=False)], "the model has no convolution or matrix product", "benchmark"),
-        ([fallback("Gemm", "alpha")], "no layer is int8: alpha", "benchmark"),
+        ([fallback("Softmax", "?", is_layer=False)], "the model has no convolution or matrix product", "optimize"),
+        ([fallback("Gemm", "alpha")], "no layer is int8: alpha", "--precisions float32,bfloat16"),
         ([fallback("Gemm", "alpha")] * 2 + [fallback("Conv", "b")], "no layer is int8: alpha (2 of 3 layers)", ""),
         ([fallback("LSTM", "no kernel: --weights-only stores it")], "no layer is int8: no kernel", "--weights-only"),
     ],
