@@ -32,7 +32,7 @@ from quantkit.batch_inference.shards import DataShard, data_digest, divide
 from quantkit.data import Dataset, InputTimes, as_dataset
 from quantkit.errors import InputError, QuantkitError
 from quantkit.evaluation.accuracy import require_images
-from quantkit.evaluation.opened_model import describe_assumption
+from quantkit.evaluation.opened_model import describe_assumption, options_for
 from quantkit.evaluation.options import DATA, MODEL, ClassifierOptions, DatasetOptions
 from quantkit.facts import RANDOM_WEIGHTS_NOTE
 from quantkit.model import as_model
@@ -124,7 +124,7 @@ def run(options: RunOptions) -> BatchInference:
         folder.resolve(),
         dataset.part(0, 1),
         options.runtime,
-        session,
+        options_for(session, [loaded], dataset),
         options.preprocessing,
         options.batch,
         None if options.labels is None else Path(os.path.realpath(expand_user(options.labels))),

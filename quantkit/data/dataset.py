@@ -44,6 +44,8 @@ IMAGE_FEATURES = ("image/encoded", "image")
 LABEL_FEATURES = ("image/class/synset", "image/class/label", "label", "image/class/text")
 # Source of arrays that the caller passes.
 ARRAYS = "arrays"
+# Number of samples whose shapes show that the shapes of a dataset vary.
+FIRST_SAMPLES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +141,17 @@ class Dataset(ABC):
     def may_differ(self) -> bool:
         """True if the arrays may have another shape in each sample, and can be read again."""
         return False
+
+    def varies(self, rank: int | None = None) -> bool:
+        """Return True if the first samples have arrays of different shapes.
+
+        Args:
+            rank: rank for `read`.
+        """
+        if not self.may_differ:
+            return False
+        shapes = self.subset(FIRST_SAMPLES, keep_order=True).shapes(rank)
+        return not all(shape.is_known for shape in shapes.values())
 
     @abstractmethod
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:

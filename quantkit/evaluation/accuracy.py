@@ -29,7 +29,7 @@ from quantkit.evaluation.evaluation_run import EvaluationCounts, EvaluationFacts
 from quantkit.evaluation.evaluation_workers import evaluate_parts
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.limited_process import limits_isa
-from quantkit.evaluation.opened_model import describe_assumption
+from quantkit.evaluation.opened_model import describe_assumption, options_for
 from quantkit.evaluation.options import DATA, MODEL, ClassifierOptions, DatasetOptions, MetricLimits, task_metric
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.evaluation.tasks import Score, find_task
@@ -290,7 +290,7 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
             options.on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
     label_file = None if options.labels is None else Path(os.path.realpath(expand_user(options.labels)))
     settings = EvaluationSettings(
-        session,
+        options_for(session, models, dataset),
         runtimes,
         options.preprocessing,
         label_file,

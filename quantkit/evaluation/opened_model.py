@@ -1,16 +1,16 @@
 """Model in an open session, with its model card and class labels."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from quantkit.data import InputPipeline
+from quantkit.data import Dataset, InputPipeline
 from quantkit.data.inference import Basis
 from quantkit.data.labels import Labels, Order, read_labels
-from quantkit.data.pipeline import Prepared
+from quantkit.data.pipeline import Prepared, rank_of
 from quantkit.errors import UnavailableError, UsageError, did_you_mean
 from quantkit.evaluation.output_rows import find_whole_outputs, rows_of
 from quantkit.ir.graph import Edge, Graph
@@ -25,6 +25,7 @@ from quantkit.model.endpoints import (
     scores_hint,
     takes_encoded_images,
 )
+from quantkit.model.model import tensor_info
 from quantkit.runtimes import AUTO, open_session, runtimes
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.session import Session, SessionOptions
@@ -178,6 +179,19 @@ def open_model(
     if not isinstance(runnable, Graph) and not model.has_readable_graph:
         session = _select_output(session, input_layer, output_layer, has_all_outputs=has_all_outputs)
     return OpenedModel(model, session, runnable)
+
+
+def options_for(options: SessionOptions, models: Sequence[Model], dataset: Dataset) -> SessionOptions:
+    """Return the options of sessions that run the samples of a dataset.
+
+    Args:
+        options: options of the caller.
+        models: models that take the samples.
+        dataset: the samples.
+    """
+    graphs = (model.graph for model in models if model.has_readable_graph)
+    rank = next((rank_of([tensor_info(graph, edge) for edge in graph.inputs]) for graph in graphs), None)
+    return replace(options, varying_sizes=dataset.varies(rank))
 
 
 def _between_outputs(model: Model, input_layer: str, output_layer: str, *, has_all_outputs: bool) -> Graph | Path:

@@ -144,7 +144,7 @@ def open_session(
     source = _load_graph(model)
     skipped: list[SkippedRuntime] = []
     hint = ""
-    for candidate in _rank(source):
+    for candidate in _rank(source, varies=options.varying_sizes):
         try:
             session = candidate.open(source, options)
         except UnavailableError as error:
@@ -159,13 +159,24 @@ def open_session(
     )
 
 
-def _rank(model: Graph | Path) -> list[Runtime]:
+def _rank(model: Graph | Path, *, varies: bool) -> list[Runtime]:
     """Return all runtimes in the order of their priority; for a LiteRT file, LiteRT first.
 
     OpenVINO computes some int8 layers of LiteRT files with much larger errors than LiteRT, which they are made for.
+
+    Args:
+        model: model to run.
+        varies: True if the sizes of the inputs vary: of the runtimes that compile for each size, only the reference
+            takes more time.
     """
     is_litert = isinstance(model, Path) and kind_of(model) == LITERT
-    return sorted(runtimes().values(), key=lambda runtime: is_litert and runtime.kinds != (LITERT,))
+
+    def rank(runtime: Runtime) -> tuple[bool, float]:
+        is_late = varies and runtime.compiles_sizes
+        priority = reference.RUNTIME.priority + 0.5 if is_late else runtime.priority
+        return is_litert and runtime.kinds != (LITERT,), -priority
+
+    return sorted(runtimes().values(), key=rank)
 
 
 def _installation(model: Graph | Path) -> str:

@@ -337,6 +337,7 @@ RUNTIME = Runtime(
     native_options=_native_options,
     fuses_float_ops=True,
     transposes_convolutions=True,
+    compiles_sizes=True,
     package="openvino",
     priority=50,
 )

@@ -80,6 +80,7 @@ class Runtime:
         transposes_convolutions: True if the runtime has an int8 kernel of transposed convolutions.
         op_domains: operator sets of the runtime itself, next to those of ONNX.
         has_custom_op: function that returns True if a library of the user adds an op type to the runtime.
+        compiles_sizes: the first call with new sizes of the inputs compiles kernels, for many times the time of a call.
         weight_copies: copies of the weights in memory while a model is loaded, for memory estimates.
         describe_build: function that returns facts about the build: versions, providers, devices.
         describe_telemetry: function that returns the state of the usage reports of the package in this process.
@@ -109,6 +110,7 @@ class Runtime:
     transposes_convolutions: bool = False
     op_domains: tuple[str, ...] = ()
     has_custom_op: Callable[[str], bool] = lambda op: False
+    compiles_sizes: bool = False
     weight_copies: int = 4
     describe_build: Callable[[], tuple[str, ...]] = tuple
     describe_telemetry: Callable[[], str] = lambda: "unknown"

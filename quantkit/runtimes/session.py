@@ -123,6 +123,7 @@ class SessionOptions:
         isa: instruction set that limits the kernels of oneDNN, ``avx2`` or ``avx512``, in a process that is
             started with the limit; None for no limit.
         optimized: the runtime rewrites the graph; False for the nodes of the graph, in runtimes that can compute them.
+        varying_sizes: calls have inputs of different sizes, and ``auto`` avoids runtimes that compile for each size.
     """
 
     intra_op: int | None = None
@@ -136,6 +137,7 @@ class SessionOptions:
     reuse_outputs: bool = False
     optimized: bool = True
     isa: str | None = None
+    varying_sizes: bool = False
 
     @public
     def with_(

@@ -1,7 +1,7 @@
 """Outputs whose size depends on the data, and samples of different lengths, in every command that takes data."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,13 +211,13 @@ LENGTHS = (9, 9, 6, 12, 12, 12, 7)
 RECORDINGS = [np.random.default_rng(n).normal(size=(8, length)).astype(np.float32) for n, length in enumerate(LENGTHS)]
 
 
-def data_forms(folder: Path) -> Mapping[str, Any]:
+def data_forms(folder: Path, samples: Sequence[Array] = RECORDINGS) -> Mapping[str, Any]:
     """Return the samples as a folder of arrays, in one file, and as objects."""
-    (folder / "folder").mkdir()
-    for number, recording in enumerate(RECORDINGS):
-        np.save(folder / "folder" / f"{number}.npy", recording)
-    np.savez(folder / "x.npz", **{f"x_{number}": recording for number, recording in enumerate(RECORDINGS)})
-    return {"folder": folder / "folder", "file": folder / "x.npz", "list": RECORDINGS, "by name": {"x": RECORDINGS}}
+    (folder / "folder").mkdir(exist_ok=True)
+    for number, sample in enumerate(samples):
+        np.save(folder / "folder" / f"{number}.npy", sample)
+    np.savez(folder / "x.npz", **{f"x_{number}": sample for number, sample in enumerate(samples)})
+    return {"folder": folder / "folder", "file": folder / "x.npz", "list": samples, "by name": {"x": samples}}
 
 
 @pytest.mark.parametrize("form", ["folder", "file", "list", "by name"])
@@ -242,6 +242,23 @@ def test_every_verb_takes_samples_of_different_lengths(form: str, tmp_path: Path
     assert batch.samples == len(RECORDINGS)
     rows = [json.loads(line) for line in (tmp_path / "out" / batch.files[0].name).read_text().splitlines()]
     assert sorted(np.shape(row["outputs"]["y"])[1] for row in rows) == sorted(LENGTHS)
+
+
+def test_auto_compiles_for_no_sample(tmp_path: Path) -> None:
+    """A runtime that compiles for each length is slower than the next one; for equal lengths it is the fastest."""
+    pytest.importorskip("openvino")
+    path, other = speech(tmp_path), speech(tmp_path, 0.05)
+    equal = [recording[:, :6] for recording in RECORDINGS]
+    for data, name in ((RECORDINGS, "onnxruntime"), (equal, "openvino")):
+        accuracy = qk.quantize(path, data, runs=0).report.accuracy
+        assert accuracy.runtime is not None
+        evaluation = qk.evaluate(other, data, path, task="regression")
+        assert (accuracy.runtime.name, evaluation.runtime.name) == (name, name)
+        assert evaluation.reference_runtime is not None
+        assert evaluation.reference_runtime.name == name
+        for workers in (1, 2):
+            batch = qk.run(path, data_forms(tmp_path, data)["folder"], tmp_path / f"{name}_{workers}", workers=workers)
+            assert str(batch.facts["runtime"]).startswith(name)
 
 
 def test_the_command_line_takes_samples_of_different_lengths(

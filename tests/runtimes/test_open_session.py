@@ -43,6 +43,18 @@ def use(monkeypatch: pytest.MonkeyPatch, *fakes: Runtime) -> None:
     monkeypatch.setattr(quantkit.runtimes, "REGISTRY", Registry("fake_runtime", Runtime, fakes))
 
 
+def test_auto_compiles_for_samples_of_different_sizes_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = fake("compiling", compiles_sizes=True, priority=3)
+    slow, steady = fake("slow", priority=0), fake("steady", UnavailableError("no Frobnicate"), priority=2)
+    use(monkeypatch, slow, steady, compiling)
+    varying = SessionOptions(varying_sizes=True)
+    assert open_session(GRAPH).runtime.name == "compiling"
+    assert open_session(GRAPH, options=varying).runtime.name == "compiling"  # only the reference is slower
+    use(monkeypatch, slow, fake("steady", priority=2), compiling)
+    assert open_session(GRAPH, options=varying).runtime.name == "steady"
+    assert open_session(GRAPH, "compiling", varying).runtime.name == "compiling"
+
+
 def test_auto_opens_the_highest_priority_that_can_run_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = fake("fast", UnavailableError("no Frobnicate"), priority=3)
     use(monkeypatch, fake("slow", priority=1), fake("steady", priority=2), fast)

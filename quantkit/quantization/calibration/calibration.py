@@ -106,13 +106,14 @@ def estimate_memory(graph: Graph, plan: Plan, *, runtime: str = AUTO, batch: int
     return copies * weights + activations + 3 * observed + len(plan.edges) * BINS * 16
 
 
-def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO) -> Session:
+def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO, *, varies: bool = False) -> Session:
     """Open a session whose outputs are the edges that the plan observes, and the graph's outputs.
 
     The outputs of a run are valid until the second run after it begins: a copy of all observed tensors would take about
     as long as the run itself.
 
     With ``auto`` an ONNX graph runs in the runtime of its dialect, if that is available: it has every op, in float.
+    With ``varies``, samples have different sizes.
 
     Raises:
         UnavailableError: no runtime can run the graph.
@@ -120,7 +121,7 @@ def open_calibration_session(graph: Graph, plan: Plan, runtime: str = AUTO) -> S
     """
     inputs = set(graph.inputs)
     edges = dict.fromkeys(edge for edge in (*graph.outputs, *plan.edges, *plan.mean_edges) if edge not in inputs)
-    options = SessionOptions(reuse_outputs=True)
+    options = SessionOptions(reuse_outputs=True, varying_sizes=varies)
     return open_session(graph.with_endpoints(None, edges), choose_float_runtime(graph, runtime), options)
 
 

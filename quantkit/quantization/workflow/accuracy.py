@@ -11,7 +11,7 @@ from quantkit.quantization.fallback import Loss
 from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
-from quantkit.runtimes import open_session
+from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.session import Session
 
 
@@ -24,7 +24,8 @@ def measure_accuracy(
         file: quantized model.
         conversion: origin of the file.
         reference: outputs of the float model.
-        runtimes: names of the runtimes to try; without one, those of the conversion.
+        runtimes: names of the runtimes to try; without one, those of the conversion. Samples of different sizes run
+            last in those that compile for each size.
 
     Raises:
         UnavailableError, GraphError, InputError: no runtime can run the file; the error of the fastest one.
@@ -32,7 +33,10 @@ def measure_accuracy(
     graph = conversion.graph
     model = file if conversion.target.keeps_endpoints else load(file, graph.inputs, graph.outputs).graph
     failures: list[UnavailableError | GraphError | InputError] = []
-    for name in runtimes or conversion.runtimes:
+    names = runtimes or conversion.runtimes
+    if reference.varies:
+        names = sorted(names, key=lambda name: find_runtime(name).compiles_sizes)
+    for name in names:
         try:
             with open_session(model, name, conversion.session_options) as session:
                 metrics = reference.compare(session)

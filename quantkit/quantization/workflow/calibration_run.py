@@ -7,6 +7,7 @@ from types import MappingProxyType
 from quantkit.arguments import expand_user
 from quantkit.data import Dataset, InputPipeline, StreamDataset, as_dataset
 from quantkit.data.dataset import OneTimeStream
+from quantkit.data.pipeline import rank_of
 from quantkit.data.preparation import describe_rates
 from quantkit.data.preprocessing import Origin, Preprocessing
 from quantkit.errors import UsageError
@@ -15,6 +16,7 @@ from quantkit.evaluation.output_rows import find_whole_outputs
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.model import Model
+from quantkit.model.model import tensor_info
 from quantkit.progress import Progress
 from quantkit.quantization.calibration import (
     choose_float_runtime,
@@ -31,6 +33,7 @@ from quantkit.quantization.workflow.labeled_feeds import LabeledFeeds
 from quantkit.quantization.workflow.observer_choice import EXTREMES
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
+from quantkit.runtimes.session import SessionOptions
 
 
 def find_datasets(model: Model, options: Options) -> tuple[Dataset | None, Dataset | None]:
@@ -124,7 +127,7 @@ def _calibrate(
 ) -> tuple[Ranges, FloatReference]:
     reference = FloatReference(task=options.metric, whole_outputs=find_whole_outputs(graph))
     state = options.state_file("calibration")
-    with open_calibration_session(graph, plan, options.runtime) as session:
+    with open_calibration_session(graph, plan, options.runtime, varies=_varies(graph, data)) as session:
         samples = LabeledFeeds.of(model, session, data, options)
         _announce(graph, plan, session.runtime.name, samples, options)
         names = dict.fromkeys(tensor_name(graph, edge) for edge in graph.outputs)
@@ -165,6 +168,11 @@ def _calibrate(
     return ranges, reference
 
 
+def _varies(graph: Graph, data: Dataset) -> bool:
+    """Return True if the samples of a dataset have different sizes."""
+    return data.varies(rank_of([tensor_info(graph, edge) for edge in graph.inputs]))
+
+
 def _announce(graph: Graph, plan: Plan, runtime: str, samples: LabeledFeeds, options: Options) -> None:
     """Report the size of the calibration dataset, and the memory bound."""
     dataset = samples.dataset
@@ -198,7 +206,8 @@ def compute_reference(
         calibrated_on: preprocessing of the calibration samples.
     """
     reference = FloatReference(task=options.metric, whole_outputs=find_whole_outputs(graph))
-    with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
+    session_options = SessionOptions(varying_sizes=_varies(graph, data))
+    with open_session(graph, choose_float_runtime(graph, options.runtime), session_options) as session:
         basis = None
         if options.calibration is None and isinstance(calibrated_on, Preprocessing):
             basis = replace(calibrated_on, origin=Origin.RANGES)

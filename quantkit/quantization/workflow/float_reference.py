@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -79,6 +79,12 @@ class FloatReference:
     has_named_outputs: bool = False
     task: TaskMetric | None = None
     whole_outputs: frozenset[str] = frozenset()
+
+    @property
+    def varies(self) -> bool:
+        """True if the runs have inputs of different sizes; the last one may have fewer samples."""
+        shapes = ({name: array.shape[1:] for name, array in feeds.items()} for feeds in self.feeds)
+        return any(first != other for first, other in pairwise(shapes))
 
     def record(self, samples: LabeledFeeds, feeds: Feeds, outputs: Mapping[str, Array]) -> bool:
         """Cache the last run if it fits; return whether it does.
