@@ -124,7 +124,7 @@ def _benchmark_sections(benchmark: Benchmark, layers: Sequence[str], command_lin
         yield html_section("Change since the saved benchmark", f"<p>{escape_text(heading)}</p>", html_list(lines))
     yield from layers
     samples = [
-        (_name(each), _series(each.context.runtime), each.seconds)
+        (_name(each), runtime_series(each.context.runtime), each.seconds)
         for each in (row.measurement for row in benchmark.ranked)
         if each is not None
     ]
@@ -216,7 +216,7 @@ def _bars(benchmark: Benchmark) -> list[charts.Bar]:
                 note = f"{speedup.ratio:.2f}x"
             mark = "" if summary.median > fastest or len(benchmark.measurements) == 1 else "fastest"
             mark = "lowest median" if mark and benchmark.doubt and _has_intervals(benchmark) else mark
-            name, series = _name(row.measurement), _series(row.measurement.context.runtime)
+            name, series = _name(row.measurement), runtime_series(row.measurement.context.runtime)
             text = f"{format_latency(summary.median)} ms"
             value, low, high = (1e3 * seconds for seconds in (summary.median, summary.low, summary.high))
             bars.append(charts.Bar(name, series, value, low, high, text, note, mark))
@@ -249,10 +249,10 @@ def _latency_title(benchmark: Benchmark) -> str:
 
 
 def _runtime_key(benchmark: Benchmark) -> list[charts.ChartSeries]:
-    return [_series(name) for name in dict.fromkeys(each.context.runtime for each in benchmark.measurements)]
+    return [runtime_series(name) for name in dict.fromkeys(each.context.runtime for each in benchmark.measurements)]
 
 
-def _series(runtime: str, opacity: float = 1.0, name: str = "") -> charts.ChartSeries:
+def runtime_series(runtime: str, opacity: float = 1.0, name: str = "") -> charts.ChartSeries:
     """Return the appearance of a runtime, which is the same on all pages."""
     names = list(REGISTRY.objects())
     colour = names.index(runtime) if runtime in names else len(names)
@@ -263,7 +263,7 @@ def _model_series(profile: Profile) -> list[charts.ChartSeries]:
     """Return the appearance of each model: the colour of its runtime, the last model of a runtime the strongest."""
     runtimes = [model.runtime.name for model in profile.models]
     return [
-        _series(
+        runtime_series(
             name,
             1 - 0.7 * (1 - (1 + runtimes[:index].count(name)) / runtimes.count(name)),
             f"{profile.models[index].label} in {name}",

@@ -4,14 +4,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from quantkit.benchmark.report_page import runtime_series
 from quantkit.benchmark.results.report import format_latency
 from quantkit.drawing import escape_text, html_list, html_page, html_section, html_table
 from quantkit.drawing import report_charts as charts
-from quantkit.drawing.html_page import NUM_SERIES
 from quantkit.formats.files import write_whole
 from quantkit.optimize.result import TITLES, Optimization, cells
 from quantkit.optimize.search import Choice
-from quantkit.runtimes import REGISTRY, find_runtime
+from quantkit.runtimes import find_runtime
 
 # Candidates in the chart; the table below it has all.
 NUM_BARS = 12
@@ -34,7 +34,7 @@ def _sections(result: Optimization) -> Iterator[str]:
     yield f'<p class="small">{escape_text(result.machine.sentence)}</p>'
     shown = result.choices[:NUM_BARS]
     names = sorted({each.candidate.settings.runtime for each in shown})
-    key = [charts.ChartSeries(find_runtime(name).title, _colour(name)) for name in names]
+    key = [runtime_series(name, name=find_runtime(name).title) for name in names]
     bars = charts.draw_intervals([_bar(result, each) for each in shown])
     yield html_section("Latency of the fastest candidates", charts.html_key(key), bars)
     front = html_table(TITLES, map(cells, result.front), range(1, 6), _mark_best(result))
@@ -52,14 +52,10 @@ def _mark_best(result: Optimization) -> list[int]:
     return [index for index, each in enumerate(result.front) if each.name == result.best.name]
 
 
-def _colour(runtime: str) -> int:
-    return sorted(REGISTRY.objects()).index(runtime) % NUM_SERIES
-
-
 def _bar(result: Optimization, choice: Choice) -> charts.Bar:
     """Return the latency of a candidate; its interval is that of its speed-up."""
     runtime = choice.candidate.settings.runtime
-    series = charts.ChartSeries(find_runtime(runtime).title, _colour(runtime))
+    series = runtime_series(runtime, name=find_runtime(runtime).title)
     low = high = choice.seconds
     if choice.speedup is not None:
         low, high = (choice.seconds * choice.ratio / limit for limit in (choice.speedup.high, choice.speedup.low))
