@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
+# Expected duration in seconds from which a pipe gets a line about a stage.
+LONG_STAGE = 5.0
+
 
 class Result(Protocol):
     """Result of a command, with its JSON document; ``str`` returns its text."""
@@ -74,7 +77,17 @@ def console(*, stderr: bool = False) -> "Console":
 
 @contextmanager
 def show_progress(args: Namespace) -> Iterator[OnProgress]:
-    """Render progress reports as bars on stderr, one per stage; silent in a pipe and with ``--quiet``."""
+    """Render progress reports as bars on stderr, one per stage; in a pipe, print the time of each long stage.
+
+    With ``--quiet``, nothing is printed.
+    """
+    announced = set[str]()
+
+    def announce(progress: Progress) -> None:
+        if (progress.seconds or 0) >= LONG_STAGE and progress.stage not in announced:
+            announced.add(progress.stage)
+            write_line(f"{progress.stage}{_time_text(progress)}", sys.stderr)
+
     with ExitStack() as stack:
 
         @cache  # rich is imported with the first report: most calls report no progress
@@ -88,10 +101,15 @@ def show_progress(args: Namespace) -> Iterator[OnProgress]:
             bar, tasks = stages()
             if progress.stage not in tasks:
                 tasks[progress.stage] = bar.add_task(progress.stage, total=None)
-            description = f"{progress.stage} {progress.step}".rstrip()
+            description = f"{progress.stage}{_time_text(progress)} {progress.step}".rstrip()
             bar.update(tasks[progress.stage], description=description, completed=progress.done, total=progress.total)
 
-        yield ignore_progress if args.quiet or not sys.stderr.isatty() else show
+        yield ignore_progress if args.quiet else show if sys.stderr.isatty() else announce
+
+
+def _time_text(progress: Progress) -> str:
+    """Return the longest expected duration of a stage as a clause; empty if it is not known."""
+    return "" if progress.seconds is None else f", up to about {progress.seconds:.0f} s"
 
 
 @contextmanager

@@ -19,12 +19,14 @@ class Progress:
         done: number of finished steps.
         total: number of all steps; None if it is not known.
         step: name of the running step, for example of a transform; empty if steps have no names.
+        seconds: longest expected duration of the stage; None if it is not known.
     """
 
     stage: str
     done: int
     total: int | None = None
     step: str = ""
+    seconds: float | None = None
 
     @property
     def fraction(self) -> float | None:

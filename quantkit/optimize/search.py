@@ -177,6 +177,7 @@ class FileSearch:
 
     def run(self) -> None:
         """Search until the end or the end of the time budget; the state and the choices have all that is known."""
+        self.on_progress(Progress("searching", 0, round(self.budget), seconds=self.remaining))
         self._measure_float()
         self._build_forms()
         self._build_float_parts()

@@ -152,7 +152,7 @@ class _Search:
         if elapsed >= fraction * self.seconds and self.losses:
             self.is_complete = False
             return None
-        self.on_progress(Progress("searching", round(elapsed), round(self.seconds)))
+        self.on_progress(Progress("searching", round(elapsed), round(self.seconds), seconds=self.seconds))
         self.losses[choice] = self.measure(choice)
         if self.state:
             _save(self.state, self.losses)

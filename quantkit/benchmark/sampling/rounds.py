@@ -132,6 +132,7 @@ def measure(
     workload: Candidate | None = None,
     compare: Compare = speedups_over_first,
     select: Select = all_rows,
+    stage: str = "measuring",
 ) -> Benchmark:
     """Measure candidates side by side; a failed one becomes a row with the reason.
 
@@ -143,6 +144,7 @@ def measure(
         compare: function that returns the speed-ups that decide when enough processes have run.
         select: function that returns the rows that further processes measure. The result does not contain rows that are
             omitted after their first process.
+        stage: name of the measurement in the progress.
 
     Raises:
         InputError: a model file is missing or broken.
@@ -151,7 +153,7 @@ def measure(
     digests = {candidate.path: digest(candidate.path) for candidate in candidates}
     runs = [_CandidateRun(candidate, *digests[candidate.path]) for candidate in candidates]
     workload_run = None if workload is None else _CandidateRun(workload, *digest(workload.path))
-    return _BenchmarkRun(runs, options, on_progress, workload_run, compare, select).measure()
+    return _BenchmarkRun(runs, options, on_progress, workload_run, compare, select, stage).measure()
 
 
 @dataclass
@@ -332,7 +334,9 @@ class _BenchmarkRun:
         workload: _CandidateRun | None = None,
         compare: Compare = speedups_over_first,
         select: Select = all_rows,
+        stage: str = "measuring",
     ) -> None:
+        self._stage = stage
         self._compare = compare
         self._select = select
         self._runs = runs
@@ -447,11 +451,20 @@ class _BenchmarkRun:
         rounds = max(map(len, sizes.values()), default=0)
         processes = max(self._options.min_processes, self._process + 1)
         for index in range(rounds):
-            self._on_progress(Progress("measuring", self._process * rounds + index, processes * rounds))
+            self._report(self._process * rounds + index, processes * rounds)
             running = [run for run in runs if run.failure is None]
             for run in self._random.sample(running, len(running)):
                 run.run(sizes[id(run)][index], self._timeout())
-        self._on_progress(Progress("measuring", (self._process + 1) * rounds, processes * rounds))
+        self._report((self._process + 1) * rounds, processes * rounds)
+
+    def _report(self, done: int, total: int) -> None:
+        """Report finished rounds, and the time by the finished processes, else by the limit for further ones."""
+        options, seconds = self._options, self._options.further_budget
+        if self._process:
+            seconds = (monotonic() - self._start) / self._process * max(options.min_processes, self._process + 1)
+        seconds = min(seconds, options.time_budget)
+        is_known = self._process > 0 or options.further_budget < inf
+        self._on_progress(Progress(self._stage, done, total, seconds=seconds if is_known else None))
 
     def _benchmark(self, kind: StopKind, *, is_complete: bool = True) -> Benchmark:
         """Return the finished rounds."""

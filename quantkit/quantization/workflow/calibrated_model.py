@@ -81,9 +81,7 @@ def calibrate_model(
     conversion = Conversion(
         graph, plan, ranges, options.fallback, source=source_graph, float_parts=parts, whole=rest, trace=trace
     ).with_kernels()
-    for choose in CHOICES if not trained else ():
-        if trials.is_possible:
-            conversion = choose(conversion, trials, options)
+    conversion = conversion if trained else trials.choose(conversion, CHOICES)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
     if conversion.ranges is not ranges and options.save_ranges is not None:

@@ -26,6 +26,7 @@ from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.latency import find_candidates
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
+from quantkit.runtimes import find_runtime
 
 
 def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -38,7 +39,9 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
     """
     if options.runs == 0 or not trials.is_possible or not conversion.plan.patterns:
         return conversion
-    options.on_progress(Progress("measuring the time of the layers", 0))
+    titles = " and ".join(find_runtime(name).title for name in conversion.runtimes)
+    seconds = len(conversion.runtimes) * 2 * policy.PROFILE_ROUNDS * policy.PROFILE_SECONDS
+    options.on_progress(Progress(f"measuring the time of the layers in {titles}", 0, seconds=seconds))
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     try:
         with temporary_folder() as folder:

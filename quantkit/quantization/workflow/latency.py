@@ -19,6 +19,7 @@ from quantkit.quantization.report import Latency
 from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
+from quantkit.runtimes import find_runtime
 
 # Time limit of the measurement of both models in seconds, and the one after the first processes of each.
 TIME_BUDGET, FURTHER_BUDGET = 300.0, 20.0
@@ -72,9 +73,15 @@ def measure_latency(
         warmup_seconds=WARMUP_SECONDS,
         overlap_first_calls=True,
     )
+    titles = ", ".join(dict.fromkeys(find_runtime(each.settings.runtime).title for each in candidates))
     # The float model's runtimes are not compared with each other: two of about equal latency would never be clear.
     benchmark = measure(
-        candidates, options, on_progress, compare=lambda result: Latency(result).speedups, select=select
+        candidates,
+        options,
+        on_progress,
+        compare=lambda result: Latency(result).speedups,
+        select=select,
+        stage=f"measuring the latency of float and int8 in {titles}",
     )
     if not benchmark.measurements:
         return Latency(skipped=benchmark.failures[0].reason)

@@ -4,7 +4,8 @@ Most conversions need no alternative. To find that out, the accuracy of the firs
 report, which then needs no measurement of its own. Alternatives are compared on the first samples only.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
 
 from quantkit.errors import QuantkitError
 from quantkit.evaluation.output_sqnr import OutputSqnr
@@ -17,6 +18,9 @@ from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
+
+# Function that returns a conversion, or an alternative that is better.
+Choice = Callable[[Conversion, "Trials", Options], Conversion]
 
 
 class Trials:
@@ -37,9 +41,18 @@ class Trials:
         self.samples = reference.first_runs(policy.TRIAL_STEPS if reference.states else policy.TRIAL_RUNS)
         self.gains: dict[str, float] = {}
         self.failures: list[str] = []
+        self._num_choices, self._num_done, self._seconds = 0, 0, 0.0
         self._options = options
         self._reported: tuple[Conversion, AccuracyReport | None] | None = None
         self._best: tuple[Conversion, AccuracyReport] | None = None
+
+    def choose(self, conversion: Conversion, choices: Sequence[Choice]) -> Conversion:
+        """Return the conversion after each choice in turn, while trials are possible."""
+        self._num_choices = len(choices)
+        for self._num_done, choice in enumerate(choices):
+            if self.is_possible:
+                conversion = choice(conversion, self, self._options)
+        return conversion
 
     def is_good(self, conversion: Conversion) -> bool:
         """Return True if a conversion needs no alternative; False if it cannot be measured."""
@@ -70,7 +83,10 @@ class Trials:
         default = self._trial(conversion)
         if default is None:
             return False
-        self._options.on_progress(Progress("comparing an alternative", 0))
+        seconds = self._seconds * (self._num_choices - self._num_done)
+        self._options.on_progress(
+            Progress("comparing alternatives", self._num_done, self._num_choices, seconds=seconds)
+        )
         accuracy = self._measure(alternative)
         if accuracy is None:
             return False
@@ -131,6 +147,7 @@ class Trials:
         self, conversion: Conversion, reference: FloatReference | None = None, runtimes: Sequence[str] = ()
     ) -> AccuracyReport | None:
         """Return the accuracy of a conversion (default: on the first samples, in the runtime that opens it soonest)."""
+        start = perf_counter()
         try:
             with temporary_folder() as folder:
                 file = folder / f"trial{conversion.target.suffixes[0]}"
@@ -140,6 +157,8 @@ class Trials:
         except QuantkitError as error:
             self.report_failure(error)
             return None
+        finally:
+            self._seconds = perf_counter() - start
 
 
 def _loss_of(accuracy: AccuracyReport) -> Loss:
