@@ -16,7 +16,7 @@ from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, format_latency, runtime_text, threads_text
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.selection import find_saved
-from quantkit.drawing import escape_text, html_list, html_page, html_section, html_table
+from quantkit.drawing import escape_text, html_code, html_list, html_page, html_section, html_table
 from quantkit.drawing import report_charts as charts
 from quantkit.drawing.html_page import NUM_SERIES
 from quantkit.errors import UnavailableError
@@ -99,6 +99,7 @@ def render_page(benchmark: Benchmark | None, profile: Profile | None, command_li
     comparison = benchmark and benchmark.baseline_comparison
     shown = {f"  {reason}" for each in (benchmark, profile) if each for reason in each.reasons}
     shown |= set(comparison.lines if comparison else ())
+    shown |= {each.context.machine.sentence for each in (benchmark.measurements if benchmark else ())}
     notes = [*(benchmark.messages if benchmark else ()), *(profile.lines if profile else ())]
     notes = [line for line in dict.fromkeys(notes) if line not in shown]
     return html_page(TITLE, [*sections, html_section("Notes", html_list(notes))])
@@ -133,7 +134,7 @@ def _benchmark_sections(benchmark: Benchmark, layers: Sequence[str], command_lin
         yield html_section("Load time and memory", tables[-1])
         versions = sorted({f"{context.runtime} {context.version}" for context in contexts})
         machine = f"{contexts[0].machine.system}, Python {contexts[0].machine.python}, {', '.join(versions)}"
-        command = f"<pre>{escape_text(command_line or format_command(contexts))}</pre>"
+        command = html_code(command_line or format_command(contexts))
         yield html_section("Command", command, f'<p class="small">{escape_text(machine)}</p>')
 
 
@@ -194,7 +195,7 @@ def _peak_rates(peaks: Peaks) -> list[tuple[str, float]]:
 
 def _reason_section(reasons: Iterable[Reason], note: str) -> str:
     items = "".join(
-        f"<li>{escape_text(reason.kind)}: {escape_text(reason.text)}<pre>{escape_text(reason.command)}</pre></li>"
+        f"<li>{escape_text(reason.kind)}: {escape_text(reason.text)}{html_code(reason.command)}</li>"
         for reason in reasons
     )
     return html_section(

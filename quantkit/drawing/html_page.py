@@ -61,6 +61,11 @@ def html_list(lines: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape_text(line.strip())}</li>' for line in lines)}</ul>"
 
 
+def html_code(text: str) -> str:
+    """Return lines of code that can be copied."""
+    return "<pre>{}</pre>".format("\n".join(map(escape_text, text.splitlines())))
+
+
 def html_table(
     titles: Iterable[str],
     rows: Iterable[Iterable[object]],

@@ -17,6 +17,10 @@ WIDTH, MARGIN = 760, 20
 LINE, BAR, THIN_BAR, GAP = 18, 14, 15, 10
 # Largest width of a bar in percent; the value is at its right.
 BAR_PERCENT = 70
+# Width of the narrowest page, and of a letter, in pixels.
+NARROW, LETTER = 360, 7.5
+# Largest drawn sample of a distribution, relative to the median: other programs delay some calls much longer.
+MAX_SPREAD = 3.0
 # Largest drawn end of an interval, relative to the largest median; the title of the bar has the interval.
 MAX_INTERVAL = 1.5
 BINS = 60
@@ -95,7 +99,8 @@ def html_key(series: Sequence[ChartSeries]) -> str:
 def draw_intervals(bars: Sequence[Bar]) -> str:
     """Return bars of medians with their intervals, from top to bottom."""
     largest = MAX_INTERVAL * max((bar.value for bar in bars), default=0.0)
-    scale = BAR_PERCENT / (max((min(bar.high, largest) for bar in bars), default=0.0) or 1.0)
+    ends = ((min(bar.high, largest), _room(f"→ {bar.text}  {bar.note}")) for bar in bars)
+    scale = min((room / end for end, room in ends if end), default=1.0)
     parts, top = [], 0.0
     for bar in bars:
         title = f"{bar.name}: {bar.text} ({bar.low:.4g} to {bar.high:.4g})"
@@ -118,13 +123,15 @@ def draw_distributions(rows: Sequence[tuple[str, ChartSeries, Sequence[float]]])
     """Return one histogram of the samples relative to their median for each row, with a common axis.
 
     Args:
-        rows: name, appearance and samples; the largest hundredth of all samples is at the right end.
+        rows: name, appearance and samples; the largest hundredth of all samples, and those above `MAX_SPREAD` times
+            the median, are at the right end.
     """
     rows = [(name, series, [value / median(samples) for value in samples]) for name, series, samples in rows if samples]
     values = sorted(value for *_, samples in rows for value in samples)
     if not values:
         return ""
-    low, high = values[0], max(values[min(len(values) - 1, floor(0.99 * len(values)))], values[0] * 1.001)
+    largest = min(values[min(len(values) - 1, floor(0.99 * len(values)))], MAX_SPREAD)
+    low, high = values[0], max(largest, values[0] * 1.001)
     parts, top, height, width = [], 0.0, 26, 100 / BINS
     for name, series, samples in rows:
         counts = [0] * BINS
@@ -144,7 +151,7 @@ def draw_distributions(rows: Sequence[tuple[str, ChartSeries, Sequence[float]]])
         top = bottom + GAP
     parts += [
         _text(f"{low:.2f} of the median", 0, top + 12, "faint"),
-        _text(f"{high:.2f}", 100, top + 12, "faint end"),
+        _text(f"{high:.2f}{' and more' if values[-1] > high else ''}", 100, top + 12, "faint end"),
     ]
     return _svg(parts, top + LINE)
 
@@ -273,6 +280,11 @@ def _text(
     """Return a text that begins at a percentage of the width, and a note after it."""
     own = f'<tspan class="{note_kind}" xml:space="preserve">{escape_text(note)}</tspan>' if note.strip() else ""
     return f'<text class="{kind}" x="{left:.2f}%" y="{bottom:.1f}" dx="{dx}">{escape_text(text)}{own}</text>'
+
+
+def _room(text: str) -> float:
+    """Return the width in percent that a text at the right of a bar leaves on the narrowest page."""
+    return min(BAR_PERCENT, 100 * (1 - (7 + LETTER * len(text)) / NARROW))
 
 
 def shorten_name(name: str) -> str:

@@ -99,6 +99,8 @@ MEMORY: Mapping[str, Value] = {
 def make_series(samples: Sequence[JobSample]) -> Series:
     """Return the time series of samples in order."""
     pairs = list(pairwise(samples))
+    if len(pairs) > 1 and not pairs[-1][1].threads:
+        pairs.pop()  # the job had ended
     memory = {name: tuple(round(value(after) / 1e6, 3) for _, after in pairs) for name, value in MEMORY.items()}
     metrics = (
         Metric("CPU, all cores", "%", _host_cpu(pairs)),

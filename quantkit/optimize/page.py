@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quantkit.benchmark.report_page import runtime_series
 from quantkit.benchmark.results.report import format_latency
-from quantkit.drawing import escape_text, html_list, html_page, html_section, html_table
+from quantkit.drawing import escape_text, html_code, html_list, html_page, html_section, html_table
 from quantkit.drawing import report_charts as charts
 from quantkit.formats.files import write_whole
 from quantkit.optimize.result import TITLES, Optimization, cells
@@ -28,7 +28,9 @@ def save_page(path: str | os.PathLike[str], result: Optimization) -> None:
 
 
 def _sections(result: Optimization) -> Iterator[str]:
-    yield f"<h1>{escape_text(result.answer)}</h1>"
+    use, _, proof = result.answer.partition(": ")
+    yield f"<h1>{escape_text(use[:1].upper() + use[1:])}</h1>"
+    yield f'<p class="claim">{escape_text(proof[:1].upper() + proof[1:])}</p>'
     if not result.is_complete:
         yield "<p>The search was interrupted: a later one may find a faster file.</p>"
     yield f'<p class="small">{escape_text(result.machine.sentence)}</p>'
@@ -45,7 +47,7 @@ def _sections(result: Optimization) -> Iterator[str]:
     if settings.native:
         texts[find_runtime(result.best.candidate.settings.runtime).title] = settings.native
     for title, text in texts.items():
-        yield html_section(title, f"<pre>{escape_text(text)}</pre>")
+        yield html_section(title, html_code(text))
 
 
 def _mark_best(result: Optimization) -> list[int]:
@@ -60,7 +62,7 @@ def _bar(result: Optimization, choice: Choice) -> charts.Bar:
     if choice.speedup is not None:
         low, high = (choice.seconds * choice.ratio / limit for limit in (choice.speedup.high, choice.speedup.low))
     is_out = choice.drop is not None and choice.drop.high > result.goal.max_drop
-    note = "drop not measured" if choice.drop is None else "drop too large" if is_out else ""
+    note = "drop too large" if is_out else "drop unknown" if choice.drop is None and not choice.is_float32 else ""
     return charts.Bar(
         choice.name,
         series,

@@ -98,6 +98,8 @@ class Optimization:
 
     def _reason(self, choice: Choice) -> str:
         text = f"{choice.ratio:.2f} times as fast as the float model"
+        if choice.is_float32 and "float32" not in self.goal.precisions:
+            return f"{text}; float32 is not one of the precisions"
         if choice.drop is None:
             return f"{text}; its drop was not measured"
         if choice.drop.high > self.goal.max_drop:

@@ -5,7 +5,7 @@ security policy of the page allows no other script and no other file.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -43,7 +43,7 @@ def trace_page(document: Mapping[str, Any], before: Graph, after: Graph) -> str:
         open="" if is_same else " open",
         view="after" if is_same else "",
         check="<th>check</th>" if has_results else "",
-        steps="\n".join(_step(number, step, has_results) for number, step in enumerate(document["steps"], 1)),
+        steps="\n".join(_steps(document["steps"], has_results)),
         ops=_ops(document["before"]["op_counts"], document["after"]["op_counts"]),
         before=_figures(pages["before"], nodes["before"]),
         after=_figures(pages["after"], nodes["after"]),
@@ -87,6 +87,16 @@ def _results(step: Mapping[str, Any]) -> list[str]:
     """Return the results of the verification of a step."""
     titles = {"check": "verified", "undone": "undone", "ignored_error": "ignored"}
     return [f"{title}: {step[key]}" for key, title in titles.items() if step[key]]
+
+
+def _steps(steps: Sequence[Mapping[str, Any]], has_results: bool) -> Iterator[str]:
+    """Yield a row for each step, and one for each conversion to another format between two steps."""
+    for number, step in enumerate(steps, 1):
+        before = steps[number - 2]["nodes_after"] if number > 1 else step["nodes_before"]
+        if before != step["nodes_before"]:
+            cells = ("", "conversion to another format", f"{before} &rarr; {step['nodes_before']}")
+            yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in (*cells, *[''] * (3 + has_results)))}</tr>"
+        yield _step(number, step, has_results)
 
 
 def _step(number: int, step: Mapping[str, Any], has_results: bool) -> str:

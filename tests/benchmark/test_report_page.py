@@ -16,6 +16,8 @@ from quantkit.benchmark.report_page import format_command, median_chart, render_
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
 from quantkit.drawing.report_charts import (
+    LETTER,
+    NARROW,
     Bar,
     ChartSeries,
     RooflinePoint,
@@ -172,6 +174,19 @@ def test_values_fit_their_bars_and_wide_intervals_are_cut() -> None:
     assert "→ 6 ms" not in chart
 
 
+def test_texts_at_the_right_of_bars_fit_the_narrowest_page() -> None:
+    bars = [
+        Bar("a", ChartSeries("a", 0), 0.5, 0.4, 9.0, "0.5 ms", "drop unknown"),
+        Bar("b", ChartSeries("a", 0), 0.1, 0.1, 0.1, "0.1 ms"),
+    ]
+    chart = draw_intervals(bars)
+    texts = re.findall(r'<text class="[^"]*" x="([\d.]+)%"[^>]*dx="7"[^>]*>(.*?)</text>', chart)
+    assert len(texts) == 2
+    for position, text in texts:
+        letters = len(re.sub("<.*?>", "", text))
+        assert float(position) / 100 * NARROW + 7 + LETTER * letters <= NARROW
+
+
 def test_a_page_without_layers_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise UnavailableError("the worker ended", hint="")
@@ -216,6 +231,9 @@ def test_distribution_has_all_samples_and_the_median() -> None:
     assert chart.count("<rect") == 3 + 1
     assert chart.count('class="whisker"') == 2
     assert "0.50 of the median" in chart
+    assert ">1.50</text>" in chart
+    disturbed = draw_distributions([("a", series, [1.0] * 50 + [40.0] * 50 + [1.0])])
+    assert ">3.00 and more</text>" in disturbed
     assert draw_distributions([("a", series, [])]) == ""
     assert draw_intervals([]).count("<rect") == 0
 

@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from quantkit import drawing
-from quantkit.drawing import TimeSeries, html_body, html_list, html_page, html_section, html_table
+from quantkit.drawing import TimeSeries, html_body, html_code, html_list, html_page, html_section, html_table
 from quantkit.drawing.html_page import NUM_SERIES
 
 HOSTILE = '</style><script>alert(1)</script>"&'
@@ -54,6 +54,10 @@ def test_table_aligns_numbers_and_marks_rows() -> None:
     assert '<th>model</th><th class="number">ms</th>' in table
     assert '<tr class="marked"><td>a</td><td class="number">1.5</td></tr>' in table
     assert '<tr><td>b</td><td class="number">2</td></tr>' in table
+
+
+def test_code_keeps_its_lines() -> None:
+    assert html_code("if a < b:\n    c()\n") == "<pre>if a &lt; b:\n    c()</pre>"
 
 
 def test_collapsed_section_is_a_details_element() -> None:

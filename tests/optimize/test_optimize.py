@@ -1,60 +1,22 @@
 """`optimize` with scripted latencies: which file is chosen, the bound, budgets, interrupts, and the written file."""
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from command_line import main
-from measurements import make_measurement
+from scripted_search import int8_is_fast, script
 
 import quantkit as qk
-from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
-from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.optimize import OptimizationInterrupted, search
-from quantkit.optimize.drop import Drop
 
 pytest.importorskip("onnx", reason="pip install onnx")
 pytestmark = pytest.mark.engine
 DATA = Path(__file__).parents[2] / "assets" / "digits_heldout.npz"
 RUNTIMES = ("onnxruntime", "openvino")
-Milliseconds = Callable[[Candidate], float]
-
-
-def script(monkeypatch: pytest.MonkeyPatch, milliseconds: Milliseconds, drop: float = 0.001) -> list[str]:
-    """Give each candidate a latency and int8 files a drop; return the names of the checked candidates."""
-    checked: list[str] = []
-
-    def measure(candidates: Sequence[Candidate], *_: Any, **__: Any) -> Benchmark:
-        rows = []
-        for candidate in candidates:
-            runtime, seconds = candidate.settings.runtime, milliseconds(candidate) / 1e3
-            outcome: Any = Failure("it is broken")
-            if seconds < np.inf:
-                samples = [seconds * (1 + 0.001 * (index % 3)) for index in range(20)]
-                outcome = make_measurement(samples, 10, 5, model=candidate.label, runtime=runtime, started="now")
-            rows.append(BenchmarkRow(candidate.label, runtime, outcome))
-        return Benchmark(tuple(rows))
-
-    def measure_drop(self: search.FileSearch, candidate: Candidate, position: int) -> Drop:
-        if candidate.label.startswith("float32") and "bfloat16" not in candidate.label:
-            return Drop("agreement", 0.0, 1e-6, 100)
-        checked.append(search.name_of(candidate))
-        return Drop("agreement", drop, 2 * drop, 100)
-
-    monkeypatch.setattr(search, "measure", measure)
-    monkeypatch.setattr(search, "find_settings", lambda *_: ())
-    monkeypatch.setattr(search.FileSearch, "_measure_drop", measure_drop)
-    return checked
-
-
-def int8_is_fast(candidate: Candidate) -> float:
-    base = 2.0 if candidate.settings.runtime == "onnxruntime" else 1.0
-    is_int8, is_bfloat16 = "int8" in candidate.label, "bfloat16" in candidate.label
-    return base * (0.5 if is_int8 else 1.0) * (1.5 if is_bfloat16 else 1.0)
 
 
 def test_the_fastest_file_within_the_bound_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +190,10 @@ def test_the_command_writes_the_same_bytes_and_a_page(
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "quantkit.optimize/1"
     page = (tmp_path / "page.html").read_text()
-    assert document["answer"] in page
+    use, _, proof = document["answer"].partition(": ")
+    assert f"<h1>U{use[1:]}</h1>" in page
+    assert proof in page
+    assert f"<pre>{document['python']}</pre>".replace("'", "&#x27;") in page  # lines that can be copied
     qk.optimize("digits", DATA, runtimes="openvino", output="b.onnx")
     assert qk.receipt("a.onnx").matches
     first, second = (qk.load(tmp_path / name).graph for name in ("a.onnx", "b.onnx"))

@@ -93,6 +93,16 @@ def test_steps_ops_and_both_graphs_are_shown() -> None:
     assert "box new" not in kinds
 
 
+def test_a_conversion_between_two_steps_has_a_row() -> None:
+    before = graph(["a", "b"])
+    after, trace = run(parse("remove_nodes(op=Identity) fold_pads"), before)
+    document = trace_document(trace)
+    assert "conversion" not in trace_page(document, before, after)
+    document["steps"][1] |= {"nodes_before": 3, "nodes_after": 3}
+    page = trace_page(document, before, after)
+    assert "<td>conversion to another format</td><td>5 &rarr; 3</td>" in page
+
+
 def test_results_of_a_verification_have_a_column_only_with_it() -> None:
     before = graph(["a"])
     _, trace = run(parse("remove_nodes(op=Identity)"), before)

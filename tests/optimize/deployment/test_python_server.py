@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scripted_search import int8_is_fast, script
 
 import quantkit
 from quantkit.optimize.deployment import Deployment, deploy
@@ -137,6 +138,21 @@ def test_served_classes_are_those_of_classify(
     lines = printed.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [f"{score:.6f}" for _, score, _ in served[0][:2]]
     assert [line.split(maxsplit=1)[1] for line in lines] == [f"{label} ({index})" for label, _, index in served[0][:2]]
+
+
+def test_the_int8_file_of_a_search_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    script(monkeypatch, int8_is_fast)
+    data, folder = ROOT / "assets/digits_heldout.npz", tmp_path / "served"
+    result = quantkit.optimize(
+        "digits", data, runtimes=["onnxruntime"], output=tmp_path / "best", deploy=folder, server="python"
+    )
+    assert result.best.form.precision == "int8"
+    with serve(folder) as url:
+        rows = [post(f"{url}/classify", path.read_bytes())["predictions"] for path in DIGITS]
+        assert call_client(folder, url, "--check").returncode == 0
+    served = [[(item["label"], item["score"], item["index"]) for item in row] for row in rows]
+    assert served == expected_classes(DIGITS, tmp_path / "best.onnx", "onnxruntime")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,48 @@
+"""Searches of `optimize` with scripted latencies and drops."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from measurements import make_measurement
+
+from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
+from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.optimize import search
+from quantkit.optimize.drop import Drop
+
+Milliseconds = Callable[[Candidate], float]
+
+
+def script(monkeypatch: pytest.MonkeyPatch, milliseconds: Milliseconds, drop: float = 0.001) -> list[str]:
+    """Give each candidate a latency and int8 files a drop; return the names of the checked candidates."""
+    checked: list[str] = []
+
+    def measure(candidates: Sequence[Candidate], *_: Any, **__: Any) -> Benchmark:
+        rows = []
+        for candidate in candidates:
+            runtime, seconds = candidate.settings.runtime, milliseconds(candidate) / 1e3
+            outcome: Any = Failure("it is broken")
+            if seconds < np.inf:
+                samples = [seconds * (1 + 0.001 * (index % 3)) for index in range(20)]
+                outcome = make_measurement(samples, 10, 5, model=candidate.label, runtime=runtime, started="now")
+            rows.append(BenchmarkRow(candidate.label, runtime, outcome))
+        return Benchmark(tuple(rows))
+
+    def measure_drop(self: search.FileSearch, candidate: Candidate, position: int) -> Drop:
+        if candidate.label.startswith("float32") and "bfloat16" not in candidate.label:
+            return Drop("agreement", 0.0, 1e-6, 100)
+        checked.append(search.name_of(candidate))
+        return Drop("agreement", drop, 2 * drop, 100)
+
+    monkeypatch.setattr(search, "measure", measure)
+    monkeypatch.setattr(search, "find_settings", lambda *_: ())
+    monkeypatch.setattr(search.FileSearch, "_measure_drop", measure_drop)
+    return checked
+
+
+def int8_is_fast(candidate: Candidate) -> float:
+    base = 2.0 if candidate.settings.runtime == "onnxruntime" else 1.0
+    is_int8, is_bfloat16 = "int8" in candidate.label, "bfloat16" in candidate.label
+    return base * (0.5 if is_int8 else 1.0) * (1.5 if is_bfloat16 else 1.0)
