@@ -16,6 +16,7 @@ from quantkit.data.labels import Labels
 from quantkit.data.preparation import PreparedSample
 from quantkit.errors import UsageError
 from quantkit.evaluation.opened_model import OpenedModel, open_model
+from quantkit.model import Model
 from quantkit.model.transfer import ModelFile
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
@@ -199,7 +200,7 @@ def _open(settings: InferenceSettings, options: SessionOptions) -> tuple[OpenedM
         UsageError: the caller requested classes, and the model has no image input or no class scores.
     """
     model = settings.model.load()
-    if settings.rows != "tensors":
+    if settings.rows == "classes" or (settings.rows == "auto" and not _has_further_outputs(model, settings, options)):
         try:
             opened = open_model(
                 model,
@@ -218,6 +219,16 @@ def _open(settings: InferenceSettings, options: SessionOptions) -> tuple[OpenedM
             opened.session.close()
     session = open_session(model.runnable, settings.runtime, options)
     return OpenedModel(model, session, model.runnable), False
+
+
+def _has_further_outputs(model: Model, settings: InferenceSettings, options: SessionOptions) -> bool:
+    """Return True if a model has several outputs, and neither the caller nor a card names the one with the classes."""
+    if model.card is not None or settings.output_layer:
+        return False
+    if model.has_readable_graph:
+        return len(model.graph.outputs) > 1
+    with open_session(model.runnable, settings.runtime, options) as session:
+        return len(session.outputs) > 1
 
 
 def _pipeline_of(model: OpenedModel, settings: InferenceSettings) -> InputPipeline:

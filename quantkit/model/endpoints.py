@@ -110,7 +110,7 @@ def _require_one_input(graph: Graph) -> Graph:
     if others:
         raise UsageError(
             f"output {results!r} depends on {', '.join(others)} and {str(source)!r}: images fill only one input",
-            hint="fold the other inputs into constants, or give an array for each input, by input name",
+            hint="give an array for each input, by input name: quantkit run MODEL --data ARRAYS.npz, or evaluate",
         )
     return graph
 

@@ -59,6 +59,16 @@ def test_evaluate_requires_the_output_and_uses_it(name: str, folder: Path) -> No
         assert qk.evaluate(qk.load(folder / name, outputs="cls"), folder / "d.npz").metrics.top1.value == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", ["two.onnx", "two.pb", "two.tflite"])
+def test_run_writes_all_outputs(name: str, tmp_path: Path) -> None:
+    """A softmax among several outputs is not the only result of the model."""
+    qk.save(network("box", "cls", last="Softmax"), tmp_path / name)
+    rows = list(qk.run(tmp_path / name, {"x": X}, tmp_path / "out").rows())
+    assert [len(row["outputs"]) for row in rows] == [2] * len(X)
+    (first, *_) = qk.run(tmp_path / name, {"x": X}, tmp_path / "cls", output_layer="cls").rows()
+    assert first["index"] == LABELS[0]
+
+
 def test_labels_have_the_name_of_their_output(folder: Path) -> None:
     np.savez(folder / "d.npz", x=X, box=LABELS, cls=LABELS)
     for name in ("two.onnx", "two.pb", "two.tflite"):

@@ -107,8 +107,9 @@ def test_the_first_placeholder_for_images_is_the_input() -> None:
     ]
     assert endpoints(Graph.of(nodes, (), ["out"])) == ("image", "out")
     loss = node("loss", "AddN", "out", "training", "vector", "mask")
-    with pytest.raises(UsageError, match="'loss' depends on training, vector, mask and 'image'"):
+    with pytest.raises(UsageError, match="'loss' depends on training, vector, mask and 'image'") as caught:
         endpoints(Graph.of([*nodes, loss], (), ["loss"]))
+    assert "quantkit run MODEL --data ARRAYS.npz" in caught.value.hint
 
 
 def test_output_of_a_card_is_chosen_among_several() -> None:

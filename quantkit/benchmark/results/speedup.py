@@ -38,8 +38,8 @@ from quantkit.errors import UsageError
 MARGIN = 0.02
 # Maximum number of processes that is worth a recommendation: that of the most precise benchmark.
 MOST_PROCESSES = LOOKS[-1]
-# Difference that a quiet machine shows in fewer than `MOST_PROCESSES` processes.
-QUIET = 0.1
+# Difference that a quiet machine shows in fewer than `MOST_PROCESSES`, and one that only a busy machine hides.
+QUIET, BUSY = 0.1, 0.5
 # Quantile of the latency of calls that other programs do not delay.
 UNDISTURBED = 0.05
 # Relative difference of the median calls from the undisturbed calls on a busy machine.
@@ -188,7 +188,8 @@ class Speedup:
     def advised_processes(self) -> int | None:
         """Number of processes to measure again with; None if a better measurement needs a quiet machine, or none."""
         count = self.needed_processes
-        return None if self._is_limited_by_state or count > MOST_PROCESSES else count
+        is_busy = self.processes >= MIN_PROCESSES and self.smallest_difference > BUSY
+        return None if self._is_limited_by_state or is_busy or count > MOST_PROCESSES else count
 
     @property
     def is_negligible(self) -> bool:
