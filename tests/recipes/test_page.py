@@ -96,7 +96,7 @@ def test_steps_ops_and_both_graphs_are_shown() -> None:
 def test_a_conversion_between_two_steps_has_a_row() -> None:
     before = graph(["a", "b"])
     after, trace = run(parse("remove_nodes(op=Identity) fold_pads"), before)
-    document = trace_document(trace)
+    document = trace.document()
     assert "conversion" not in trace_page(document, before, after)
     document["steps"][1] |= {"nodes_before": 3, "nodes_after": 3}
     page = trace_page(document, before, after)
