@@ -75,7 +75,8 @@ class RunOptions(ClassifierOptions, DatasetOptions, PrecisionOptions):
     rows: str = option(
         "auto",
         choices=ROWS,
-        help="content of the rows: the most probable class, or all outputs (default: classes for class scores)",
+        help="content of the rows: the most probable class, or all outputs (default: classes if the only output is "
+        "class scores)",
         doc="``classes`` (label, score and index of the most probable class), ``tensors`` (all outputs), or ``auto``",
     )
     shard_size: int = option(SHARD_SIZE, require_positive, help=f"samples per result file (default: {SHARD_SIZE})")
