@@ -7,12 +7,11 @@ from typing import Any
 from quantkit import formats
 from quantkit.arguments import expand_user
 from quantkit.errors import UsageError
-from quantkit.model.exporters.files import OUTPUT_KINDS
 from quantkit.model.options import ShapeOptions
 from quantkit.progress import Progress
 from quantkit.recipes import transform
-from quantkit.recipes.named import RECIPES, find_recipe, parse_transforms
-from quantkit.recipes.trace import SKIP, STOP
+from quantkit.recipes.named import find_recipe, parse_transforms
+from quantkit.recipes.workflow import TransformOptions, VerificationOptions
 
 from ._arguments import add_boolean, add_model_flags, add_options, options_of, parse_names
 from ._render import emit, log, show_progress
@@ -28,19 +27,14 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command, and those of the 2016 tool."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="model file, SavedModel folder, or model card name")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        help="file to write (.pb, .pbtxt, .onnx, .tflite; any other suffix: a GraphDef), or a SavedModel folder: NEW/ "
-        "or an empty one",
-    )
+    names = {"names": ("-o", "--output")}
+    add_options(parser, TransformOptions, since="output", until="format", output=names)
     parser.add_argument("--in-graph", metavar="FILE", help="the same as MODEL, in the call of the 2016 tool")
     parser.add_argument("--out-graph", metavar="FILE", help="the same as --output, with any suffix for a GraphDef")
-    parser.add_argument("--format", choices=OUTPUT_KINDS, help="output format (default: from the suffix)")
+    add_options(parser, TransformOptions, since="format", until="as_text")
     add_boolean(parser, "--output-as-text", "write the text form of a GraphDef (default: false)")
-    parser.add_argument("--opset", type=int, help="opset of an ONNX output (default: the model's, else 17)")
-    parser.add_argument("--recipe", help=f"name of a recipe ({', '.join(RECIPES)}) or a .toml file")
+    add_options(parser, TransformOptions, since="opset", until="trace", opset={"type": int})
+    add_options(parser, TransformOptions, since="recipe", until="output")
     parser.add_argument("--transforms", help="transforms with their options, in order, instead of --recipe")
     parser.add_argument(
         "--classic", action="store_true", help="apply the transforms of the 2016 tool, defects included"
@@ -48,41 +42,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="print the changes and skips of each transform, with reasons"
     )
-    parser.add_argument("--trace", metavar="FILE", help="write a trace: .json, or .html with both graphs drawn")
-    parser.add_argument(
-        "--evaluate-with",
-        choices=("numpy", "tensorflow"),
-        default="numpy",
-        help="backend for constant folding (default: numpy)",
-    )
-    _add_verification(parser)
+    add_options(parser, TransformOptions, since="trace", until="plugins")
+    flags = parser.add_argument_group("verification")
+    add_options(flags, VerificationOptions, tolerance={"type": _parse_tolerance}, seed={"type": int})
     add_options(parser, ShapeOptions)
     add_model_flags(parser, parse_endpoints=str)
-
-
-def _add_verification(parser: ArgumentParser) -> None:
-    flags = parser.add_argument_group("verification")
-    flags.add_argument(
-        "--verify", action="store_true", help="compare the model outputs before and after each transform"
-    )
-    flags.add_argument(
-        "--on-mismatch",
-        choices=(STOP, SKIP),
-        help="if outputs differ: stop with exit code 1 and write no file, or skip (undo) the step (default: stop)",
-    )
-    flags.add_argument(
-        "--tolerance",
-        type=_parse_tolerance,
-        help="maximum difference of an exact transform, as a fraction of the largest value of an output "
-        "(default: the rounding of the model, measured)",
-    )
-    flags.add_argument(
-        "--data", help="images or arrays (.npz by input name, .npy) to verify with (default: seeded random inputs)"
-    )
-    flags.add_argument(
-        "--runtime", help="runtime that verifies (default: tensorflow if it is installed, else reference)"
-    )
-    flags.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: 0)")
 
 
 def run(args: Namespace) -> int:

@@ -24,6 +24,7 @@ from quantkit.evaluation.comparison import CompareOptions
 from quantkit.optimize.verb import OptimizeOptions
 from quantkit.options import declarations, option, takes
 from quantkit.quantization.workflow.options import Options
+from quantkit.recipes.workflow import TransformOptions
 
 ROOT = Path(__file__).parents[1]
 VERBS: dict[Any, type] = {
@@ -36,6 +37,7 @@ VERBS: dict[Any, type] = {
     qk.quantize: Options,
     qk.run: RunOptions,
     qk.sweep: SweepOptions,
+    qk.transform: TransformOptions,
 }
 
 

@@ -7,10 +7,10 @@ from quantkit.compat.driver import run_classic
 from quantkit.compat.grammar import parse_classic
 from quantkit.errors import RecipeError
 from quantkit.model import Model, as_model
+from quantkit.model.options import LoadingOptions
+from quantkit.options import values_of
 from quantkit.recipes.recipe import Recipe
-from quantkit.recipes.workflow import apply_recipe, check_conversion, choose_output
-
-LOAD_OPTIONS = ("signature", "tags", "checkpoint", "random_weights", "offline", "on_progress")
+from quantkit.recipes.workflow import TransformOptions, apply_recipe, check_conversion, choose_output
 
 
 def transform_classic(
@@ -18,7 +18,7 @@ def transform_classic(
     recipe: Recipe | str | None,
     inputs: str | None = None,
     outputs: str | None = None,
-    **options: Any,
+    **keywords: Any,
 ) -> Model:
     """Rewrite a model as the 2016 tool did, defects included.
 
@@ -26,21 +26,21 @@ def transform_classic(
         model: see `quantkit.transform`.
         recipe: transforms string in the grammar of the tool, or a recipe; None if the model is only converted.
         inputs, outputs: comma-separated names, which are neither trimmed nor looked up.
-        options: further keyword arguments of `quantkit.transform`.
+        keywords: further keyword arguments of `quantkit.transform`.
 
     Raises:
         RecipeError: the string cannot be parsed or has no transforms.
         QuantkitError: see `quantkit.transform`.
     """
-    file = choose_output(**options)
+    options = TransformOptions(model, **keywords)
+    file = choose_output(options)
     if recipe is None:
-        check_conversion(model, options.get("checkpoint"), file)
+        check_conversion(model, options.checkpoint, file)
     steps = parse_steps(recipe) if isinstance(recipe, str) else recipe or Recipe(())
-    load_options: dict[str, Any] = {name: options[name] for name in LOAD_OPTIONS if name in options}
     endpoints = [text.split(",") if text else [] for text in (inputs, outputs)]
     runner = partial(run_classic, endpoints=(endpoints[0], endpoints[1]))
-    others = {name: value for name, value in options.items() if name not in LOAD_OPTIONS[:-1]}
-    return apply_recipe(as_model(model, **load_options), steps, file, runner, **others)
+    loaded = as_model(model, **values_of(LoadingOptions, options), on_progress=options.on_progress)
+    return apply_recipe(loaded, steps, options, file, runner)
 
 
 def parse_steps(text: str) -> Recipe:

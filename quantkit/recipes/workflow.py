@@ -3,25 +3,22 @@
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal
 
 from quantkit import formats
 from quantkit.arguments import (
     expand_user,
     public,
     require_callable,
-    require_choice,
-    require_flag,
     require_natural,
     require_path,
     require_positive,
     require_ratio,
     require_text,
     type_name,
-    without_none,
 )
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import RecipeError, UsageError
@@ -30,9 +27,12 @@ from quantkit.ir.tensor import Array
 from quantkit.model import Model, as_model
 from quantkit.model.early_checks import check_sources
 from quantkit.model.exporters import EXPORTERS
-from quantkit.model.exporters.files import OutputFile
+from quantkit.model.exporters.files import OUTPUT_KINDS, OutputFile
+from quantkit.model.options import LoadingOptions, ShapeOptions
+from quantkit.options import Declaration, option, takes, values_of
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.recipes.driver import RecipeLike, as_recipe, run
+from quantkit.recipes.named import RECIPES
 from quantkit.recipes.recipe import Recipe
 from quantkit.recipes.trace import SKIP, STOP, Trace, check_trace_path
 from quantkit.transforms.plugins import load_file
@@ -41,71 +41,97 @@ from quantkit.transforms.registry import REGISTRY
 # Transforms that make the constants of a graph smaller.
 SHRINKING = frozenset({"convert_precision", "extract_subgraph", "quantize_nodes", "quantize_weights"})
 
+PathLike = str | os.PathLike[str]
 Runner = Callable[..., tuple[Graph, Trace]]
 
 
-class TransformOptions(TypedDict, total=False):
-    """Keyword arguments of `transform` that do not concern loading; see there."""
+@dataclass(frozen=True, kw_only=True)
+class VerificationOptions:
+    """Comparison of the model outputs before and after each step."""
 
-    output: str | os.PathLike[str] | None
-    format: str | None
-    as_text: bool
-    opset: int | None
-    verify: bool
-    data: Any
-    tolerance: float | None
-    on_mismatch: Literal["stop", "skip"] | None
-    runtime: str | None
-    seed: int
-    trace: str | os.PathLike[str] | None
-    evaluate_with: Literal["numpy", "tensorflow"]
-    on_progress: OnProgress
-    on_message: OnMessage
+    verify: bool = option(False, help="compare the model outputs before and after each transform")
+    on_mismatch: Literal["stop", "skip"] | None = option(
+        None,
+        choices=(STOP, SKIP),
+        help="if outputs differ: stop with exit code 1 and write no file, or skip (undo) the step (default: stop)",
+        doc="``stop`` to raise an error after a failed check (the default), ``skip`` to undo the step; implies "
+        "``verify``",
+    )
+    tolerance: float | None = option(
+        None,
+        require_ratio,
+        help="maximum difference of an exact transform, as a fraction of the largest value of an output (default: the "
+        "rounding of the model, measured)",
+        doc="maximum difference of an exact step, as a fraction of the largest value of an output (default: the "
+        "rounding of the model, measured); implies ``verify``",
+    )
+    data: Any = option(
+        None,
+        help="images or arrays (.npz by input name, .npy) to verify with (default: seeded random inputs)",
+        doc="dataset to verify with (default: random inputs); implies ``verify``",
+    )
+    runtime: str | None = option(
+        None, require_text, help="runtime that verifies (default: tensorflow if it is installed, else reference)"
+    )
+    seed: int = option(0, require_natural, help="seed of the random inputs (default: 0)")
+
+
+@dataclass(frozen=True)
+class TransformOptions(VerificationOptions, ShapeOptions, LoadingOptions):
+    """The arguments of `transform`."""
+
+    model: Annotated[
+        Any,
+        Declaration(
+            doc="a `Model`, a `Graph`, a path, the name of a model card, or any value that `quantkit.load` takes"
+        ),
+    ]
+    recipe: RecipeLike | None = option(
+        None,
+        help=f"name of a recipe ({', '.join(RECIPES)}) or a .toml file",
+        doc="the name of a recipe, the path of a TOML file, a transforms string, a list of steps, or a `Recipe`; None "
+        "if the model is only converted to the format of ``output``. Inputs and outputs of a recipe file apply "
+        "by default",
+    )
+    _: KW_ONLY
+    output: PathLike | None = option(
+        None,
+        require_path,
+        metavar="OUT",
+        help="file to write (.pb, .pbtxt, .onnx, .tflite; any other suffix: a GraphDef), or a SavedModel folder: NEW/ "
+        "or an empty one",
+        doc="file or folder to write (default: no file)",
+    )
+    format: str | None = option(
+        None, require_text, choices=OUTPUT_KINDS, help="output format (default: from the suffix)"
+    )
+    as_text: bool = option(False, doc="write the text form of a GraphDef")
+    opset: int | None = option(
+        None,
+        require_positive,
+        help="opset of an ONNX output (default: the model's, else 17)",
+        doc="version of the standard operator set of an ONNX output (default: the model's, or 17 for a TensorFlow "
+        "model); needs the package onnx",
+    )
+    trace: PathLike | None = option(
+        None, require_path, metavar="FILE", help="write a trace: .json, or .html with both graphs drawn"
+    )
+    evaluate_with: Literal["numpy", "tensorflow"] = option(
+        "numpy", choices=("numpy", "tensorflow"), help="backend for constant folding (default: numpy)"
+    )
+    plugins: Iterable[PathLike] = option((), doc="Python files whose transforms are registered first")
+    on_progress: OnProgress = option(
+        ignore_progress, require_callable, doc="receives the bytes of a download and the number of finished steps"
+    )
+    on_message: OnMessage = option(
+        ignore_message, require_callable, doc="receives messages about steps that were omitted, undone or failed"
+    )
 
 
 @public
-def transform(
-    model: Any,
-    recipe: RecipeLike | None = None,
-    *,
-    inputs: Iterable[str] | None = None,
-    outputs: Iterable[str] | None = None,
-    signature: str | None = None,
-    tags: Iterable[str] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    random_weights: bool = False,
-    offline: bool = False,
-    plugins: Iterable[str | os.PathLike[str]] = (),
-    **options: Unpack[TransformOptions],
-) -> Model:
+@takes(TransformOptions)
+def transform(options: TransformOptions) -> Model:
     """Rewrite a model with a recipe.
-
-    Args:
-        model: a `Model`, a `Graph`, a path, the name of a model card, or any value that `quantkit.load` takes.
-        recipe: the name of a recipe, the path of a TOML file, a transforms string, a list of steps, or a `Recipe`;
-            None if the model is only converted to the format of ``output``.
-        inputs, outputs, signature, tags, checkpoint, input_shapes, random_weights, offline: see `quantkit.load`.
-            Inputs and outputs of a recipe file apply otherwise.
-        plugins: Python files whose transforms are registered first.
-        options: further keyword arguments:
-            output: file or folder to write; None to write no file.
-            format: format of the output, which overrides its suffix.
-            as_text: write the text form of a GraphDef.
-            opset: version of the standard operator set of an ONNX output (default: the model's, or 17 for a TensorFlow
-                model); needs the package onnx.
-            verify: compare the model outputs before and after each step.
-            data: dataset to verify with (default: random inputs); implies ``verify``.
-            tolerance: maximum difference of an exact step, as a fraction of the largest value of an output (default:
-                the rounding of the model, measured); implies ``verify``.
-            on_mismatch: ``stop`` to raise an error after a failed check (the default), ``skip`` to undo the step;
-                implies ``verify``.
-            runtime: runtime that verifies (default: the one of the model's format).
-            seed: seed of the random inputs.
-            trace: file for the trace: ``.json``, or ``.html`` for a page that draws the graph before and after.
-            evaluate_with: backend for constant folding: ``numpy`` or ``tensorflow``.
-            on_progress: receives the bytes of a download and the number of finished steps.
-            on_message: receives messages about steps that were omitted, undone or failed.
 
     Returns:
         The rewritten model; its ``trace`` holds the records of all steps.
@@ -118,106 +144,61 @@ def transform(
         CheckError: the outputs differ, and ``on_mismatch`` is not ``skip``.
         UnavailableError: a package or an op conversion is not available.
     """
-    _check_options(**options)
+    plugins = options.plugins
     if isinstance(plugins, str | os.PathLike) or not isinstance(plugins, Iterable):
         raise UsageError(f"plugins is {type_name(plugins)}, and must be a list of files", hint='plugins=["FILE.py"]')
     files = list(plugins)
     require_path(**{f"plugins[{index}]": file for index, file in enumerate(files)})
     for plugin in files:
         load_file(Path(plugin))
-    file = choose_output(**options)
-    if not random_weights:
-        check_sources(model, data=[options.get("data")], runtimes=[options.get("runtime")])
-    if recipe is None:
-        check_conversion(model, checkpoint, file)
-    steps = Recipe(()) if recipe is None else as_recipe(recipe)
+    file = choose_output(options)
+    if not options.random_weights:
+        check_sources(options.model, data=[options.data], runtimes=[options.runtime])
+    if options.recipe is None:
+        check_conversion(options.model, options.checkpoint, file)
+    steps = Recipe(()) if options.recipe is None else as_recipe(options.recipe)
     # A Model is loaded, so that only its endpoints may change.
-    load_options: dict[str, Any] = {
-        "inputs": inputs if inputs is not None else steps.inputs or None,
-        "outputs": outputs if outputs is not None else steps.outputs or None,
-        "signature": signature,
-        "tags": tags,
-        "checkpoint": checkpoint,
-        "input_shapes": input_shapes,
-        "random_weights": random_weights,
-        "offline": offline,
-        "on_progress": options.get("on_progress", ignore_progress),
-    }
-    return apply_recipe(as_model(model, **load_options), steps, file, **options)
+    load_options = values_of(LoadingOptions, options)
+    for name, endpoints in (("inputs", steps.inputs), ("outputs", steps.outputs)):
+        load_options[name] = endpoints or None if load_options[name] is None else load_options[name]
+    shapes, on_progress = options.input_shapes, options.on_progress
+    model = as_model(options.model, **load_options, input_shapes=shapes, on_progress=on_progress)
+    return apply_recipe(model, steps, options, file)
 
 
-def _check_options(**options: Unpack[TransformOptions]) -> None:
-    """Check the values of the options before any work.
-
-    Raises:
-        UsageError: a value has another type, or is not allowed.
-    """
-    values: dict[str, Any] = without_none(**options)
-
-    def select(*names: str) -> dict[str, Any]:
-        return {name: values[name] for name in names if name in values}
-
-    require_path(**select("output", "trace"))
-    require_text(**select("format", "runtime"))
-    require_flag(**select("as_text", "verify"))
-    require_ratio(**select("tolerance"))
-    require_natural(**select("seed"))
-    require_positive(**select("opset"))
-    require_choice((STOP, SKIP), **select("on_mismatch"))
-    require_choice(("numpy", "tensorflow"), **select("evaluate_with"))
-    require_callable(**select("on_progress", "on_message"))
-
-
-def choose_output(**options: Unpack[TransformOptions]) -> OutputFile | None:
+def choose_output(options: TransformOptions) -> OutputFile | None:
     """Return the output file of the options; None if no file is written.
 
     Raises:
         UsageError: the path or the format cannot be written, or two files are written to one path.
         InputError: the trace cannot be written.
     """
-    trace, output = options.get("trace"), options.get("output")
+    trace, output = options.trace, options.output
     file = None
     if output is not None:
-        as_text, opset = options.get("as_text", False), options.get("opset")
-        file = OutputFile.of(output, options.get("format"), as_text=as_text, opset=opset)
+        file = OutputFile.of(output, options.format, as_text=options.as_text, opset=options.opset)
         file.check_path()
         if file.is_guess:
-            options.get("on_message", ignore_message)(file.guess_text)
+            options.on_message(file.guess_text)
     if trace is not None:
         check_trace_path(expand_user(trace))
-    formats.check_distinct({"the output": output, "the trace": trace}, {"the data": options.get("data")})
+    formats.check_distinct({"the output": output, "the trace": trace}, {"the data": options.data})
     return file
 
 
 def apply_recipe(
-    model: Model,
-    recipe: Recipe,
-    file: OutputFile | None = None,
-    runner: Runner = run,
-    *,
-    output: str | os.PathLike[str] | None = None,
-    format: str | None = None,
-    as_text: bool = False,
-    opset: int | None = None,
-    verify: bool = False,
-    data: Any = None,
-    tolerance: float | None = None,
-    on_mismatch: Literal["stop", "skip"] | None = None,
-    runtime: str | None = None,
-    seed: int = 0,
-    trace: str | os.PathLike[str] | None = None,
-    evaluate_with: Literal["numpy", "tensorflow"] = "numpy",
-    on_progress: OnProgress = ignore_progress,
-    on_message: OnMessage = ignore_message,
+    model: Model, recipe: Recipe, options: TransformOptions, file: OutputFile | None = None, runner: Runner = run
 ) -> Model:
     """Apply a recipe to a loaded model, verify, and write the result; see `transform`.
 
     Args:
         model: model to rewrite.
         recipe: steps to apply.
-        file: output file that `choose_output` returns for ``output``, ``format``, ``as_text`` and ``opset``.
+        options: options of the caller.
+        file: output file that `choose_output` returns for the options.
         runner: function that applies the steps; see `run`.
     """
+    trace, on_message = options.trace, options.on_message
     formats.check_distinct({"the trace": trace}, {"the model": model.path})
     is_tensorflow = file is not None and EXPORTERS[file.kind].is_tensorflow
     before = as_tensorflow(model.graph) if is_tensorflow else model.graph
@@ -225,25 +206,33 @@ def apply_recipe(
     if file is not None:
         file.check(before, may_shrink=may_shrink(recipe))
     check = None
-    if verify or data is not None or tolerance is not None or on_mismatch is not None:
+    stated = (options.data, options.tolerance, options.on_mismatch)
+    if options.verify or any(value is not None for value in stated):
         from quantkit.recipes.verify import make_verifier
 
-        check = make_verifier(model, before, data=data, runtime=runtime, seed=seed, tolerance=tolerance)
+        check = make_verifier(
+            model,
+            before,
+            data=options.data,
+            runtime=options.runtime,
+            seed=options.seed,
+            tolerance=options.tolerance,
+        )
     count, numbers = len(recipe.steps), itertools.count()
     after, record = runner(
         recipe,
         before,
-        services=_services(evaluate_with),
+        services=_services(options.evaluate_with),
         check=check,
-        on_mismatch=on_mismatch or STOP,
-        on_step=lambda step: on_progress(Progress("transforming", next(numbers), count, step.name)),
+        on_mismatch=options.on_mismatch or STOP,
+        on_step=lambda step: options.on_progress(Progress("transforming", next(numbers), count, step.name)),
     )
     if check is not None and check.warning:
         on_message(f"warning: {check.warning}")
     elif check is None and any(step.name == "quantize_nodes" for step in recipe.steps):
         on_message(_classic_quantization_note(model.name))
     signature = model.signature.following(before, after) if model.signature else None
-    with formats.name_written_files(output, trace):
+    with formats.name_written_files(options.output, trace):
         num_bytes = 0 if file is None else file.write(after, signature)
         _report_failures(record, on_message)
         record = replace(
