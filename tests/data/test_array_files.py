@@ -179,10 +179,17 @@ def test_errors_name_the_file_of_a_sample(arrays: list[dict[str, Array]], messag
         list(batches(dataset, pipeline))
 
 
-def test_stacked_batches_are_described(tmp_path: Path) -> None:
-    info = TensorInfo("x", DType.FLOAT, Shape((2, 3, 4, 4)))
-    dataset = as_dataset(np.zeros((6, 2, 3, 4, 4), np.float32))
-    message = "takes samples of shape 3x4x4, and each sample has the shape 2x3x4x4, that of a batch of 2"
+@pytest.mark.parametrize(
+    ("shape", "batch", "dtype"),
+    [((2, 3, 4, 4), 2, DType.FLOAT), ((5, 6, 4, 1), 5, DType.HALF), ((3, 1, 7, 7), 3, DType.DOUBLE)],
+)
+def test_stacked_batches_are_described(shape: tuple[int, ...], batch: int, dtype: DType) -> None:
+    info = TensorInfo("x", dtype, Shape(shape))
+    dataset = as_dataset(np.zeros((6, batch, *shape[1:]), dtype.numpy))
+    sample = "x".join(map(str, shape[1:]))
+    message = (
+        f"takes samples of shape {sample}, and each sample has the shape {batch}x{sample}, that of a batch of {batch}"
+    )
     with pytest.raises(InputError, match=message) as caught:
         list(batches(dataset, InputPipeline.of([info], dataset)))
     assert "array.reshape(-1, *array.shape[2:])" in caught.value.hint

@@ -1,7 +1,7 @@
 """Outputs whose size depends on the data, and samples of different lengths, in every command that takes data."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +259,79 @@ def test_auto_compiles_for_no_sample(tmp_path: Path) -> None:
         for workers in (1, 2):
             batch = qk.run(path, data_forms(tmp_path, data)["folder"], tmp_path / f"{name}_{workers}", workers=workers)
             assert str(batch.facts["runtime"]).startswith(name)
+
+
+LAYER = [NODE("Relu", ["h"], ["r"]), NODE("MatMul", ["r", "u"], ["y"])]
+# Nodes, shapes of the inputs, and the shape of a sample of a length.
+INPUTS: Mapping[str, tuple[list[Any], Mapping[str, Any], Callable[[int], Mapping[str, tuple[int, ...]]]]] = {
+    "waveform": (
+        [NODE("Unsqueeze", ["x", "one"], ["x3"]), NODE("Conv", ["x3", "filters"], ["h"]), NODE("Relu", ["h"], ["y"])],
+        {"x": ["n", "t"]},
+        lambda length: {"x": (length,)},
+    ),
+    "tokens and mask": (
+        [
+            NODE("Gather", ["table", "ids"], ["e"]),
+            NODE("Cast", ["mask"], ["m"], to=FLOAT),
+            NODE("Unsqueeze", ["m", "two"], ["m3"]),
+            NODE("Mul", ["e", "m3"], ["x"]),
+            NODE("MatMul", ["x", "u"], ["h"]),
+            *LAYER,
+        ],
+        {"ids": ["n", "t"], "mask": ["n", "t"]},
+        lambda length: {"ids": (length,), "mask": (length,)},
+    ),
+    "images": (
+        [NODE("Conv", ["x", "w"], ["h"]), NODE("Relu", ["h"], ["y"])],
+        {"x": ["n", 3, "h", "w"]},
+        lambda length: {"x": (3, length, 2 * length)},
+    ),
+    "no batch axis": (
+        [NODE("MatMul", ["x", "u"], ["h"]), *LAYER],
+        {"x": ["t", 16]},
+        lambda length: {"x": (length, 16)},
+    ),
+    "batches of two": (
+        [NODE("MatMul", ["x", "u"], ["h"]), *LAYER],
+        {"x": [2, "t", 16]},
+        lambda length: {"x": (length, 16)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_verb_takes_inputs_of_any_rank(name: str, tmp_path: Path) -> None:
+    nodes, shapes, shape_of = INPUTS[name]
+    random = np.random.default_rng(0)
+    constants = {
+        "u": random.normal(0, 0.3, (16, 16)),
+        "filters": random.normal(0, 1, (16, 1, 3)),
+        "table": random.normal(0, 1, (9, 16)),
+    }
+    constants |= {key: CONSTANTS[key] for key in ("w", "one", "two")}
+    kinds = {key: INT64 if key in ("ids", "mask") else FLOAT for key in shapes}
+    model = make_model(
+        nodes, [(key, kinds[key], shape) for key, shape in shapes.items()], [("y", FLOAT, None)], constants
+    )
+    path, quantized, data = tmp_path / "m.onnx", tmp_path / "q.onnx", tmp_path / "x.npz"
+    path.write_bytes(model.SerializeToString())
+    arrays = {
+        f"{key}_{number}": np.ones(sizes, int) if kinds[key] == INT64 else random.normal(size=sizes).astype(np.float32)
+        for number, length in enumerate(LENGTHS)
+        for key, sizes in shape_of(length).items()
+    }
+    np.savez(data, **arrays)
+    report = qk.quantize(path, data, runs=0, output=quantized).report
+    assert report.census.int8_fraction == 1
+    assert report.accuracy.sqnr is not None
+    assert report.accuracy.sqnr.worst > 20
+    options: dict[str, Any] = {"runtime": RUNTIME, "reference_runtime": RUNTIME}
+    assert qk.compare(path, quantized, data, runtimes=(RUNTIME, RUNTIME)).samples >= len(LENGTHS)
+    assert qk.evaluate(quantized, data, path, task="regression", **options).metrics.samples == len(LENGTHS)
+    result = qk.run(quantized, data, tmp_path / "out", runtime=RUNTIME)
+    rows = [json.loads(line) for line in (tmp_path / "out" / result.files[0].name).read_text().splitlines()]
+    assert len({np.shape(row["outputs"]["y"]) for row in rows}) == len(set(LENGTHS))
+    assert qk.transform(path, "inference", verify=True, data=data).trace is not None
 
 
 def test_the_command_line_takes_samples_of_different_lengths(

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from quantkit.ir.graph import Edge, Graph
+from quantkit.formats import onnx
+from quantkit.ir.graph import Edge, Graph, Node, Opaque
+from quantkit.ops.roles.onnx import CONTROL_FLOW_OPS
 from quantkit.runtimes import runtimes
 
 # Domains of the operator sets of ONNX, as prefixes of op types.
@@ -10,12 +12,26 @@ ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training")
 
 
 def find_custom_ops(graph: Graph) -> list[str]:
-    """Return the nodes of an ONNX graph whose op type no operator set of ONNX, runtime or library of the user has."""
+    """Return the nodes of an ONNX graph whose op type no operator set of ONNX, runtime or library of the user has.
+
+    Nodes with such an op type in a subgraph are included.
+    """
     installed = runtimes().values()
     domains = {*ONNX_DOMAINS, *(domain for runtime in installed for domain in runtime.op_domains)}
-    custom = {op for op in graph.op_counts if op.rpartition(".")[0] not in domains}
+    ops = {name: _op_types(node, graph) for name, node in graph.nodes.items()}
+    custom = {op for types in ops.values() for op in types if op.rpartition(".")[0] not in domains}
     unknown = {op for op in custom if not any(runtime.has_custom_op(op) for runtime in installed)}
-    return [name for name, node in graph.nodes.items() if node.op in unknown]
+    return [name for name, types in ops.items() if types & unknown]
+
+
+def _op_types(node: Node, graph: Graph) -> set[str]:
+    """Return the op types of a node and of its subgraphs."""
+    ops = {node.op}
+    for attribute in node.attrs.values() if node.op in CONTROL_FLOW_OPS else ():
+        if isinstance(attribute, Opaque):
+            body = onnx.decode_subgraph(attribute, graph)
+            ops.update(*(_op_types(inner, body) for inner in body.nodes.values()))
+    return ops
 
 
 def cut_custom_ops(graph: Graph) -> Graph:
@@ -24,16 +40,17 @@ def cut_custom_ops(graph: Graph) -> Graph:
     if not blocked:
         return graph
     for name in graph.order:
-        if any(edge.node in blocked for edge in graph[name].inputs):
+        if not blocked.isdisjoint(graph[name].sources):
             blocked.add(name)
-    edges = [edge for name in graph.order if name in blocked for edge in graph[name].inputs]
+    nodes = [graph[name] for name in graph.order if name in blocked]
+    edges = [edge for node in nodes for edge in (*node.inputs, *map(Edge, node.controls))]
     outputs = dict.fromkeys(
         edge
         for edge in (*graph.outputs, *edges)
         if edge.node in graph
         and edge.node not in blocked
         and edge.node not in graph.input_names
-        and not graph[edge.node].is_constant
+        and not (graph[edge.node].is_constant or graph[edge.node].op == "Absent")
     )
     if not outputs:
         return graph

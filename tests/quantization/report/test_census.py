@@ -73,3 +73,48 @@ def test_int8_nodes_of_an_open_session_are_those_of_a_separate_compilation(tmp_p
         "openvino": 0.0
     }
     assert result.report.census.executed["openvino"] == compiled["openvino"] > 0
+
+
+SIZES = {
+    "batch of the image": ("sizes = Concat(batch, tokens, size, axis=0)\nt = Reshape(x, sizes, allowzero=1)", 458_752),
+    "inferred number of tokens": (
+        "sizes = Concat(batch, rest, size, axis=0)\nt = Reshape(x, sizes, allowzero=1)",
+        458_752,
+    ),
+    "class token": (
+        "sizes = Concat(batch, tokens, size, axis=0)\nr = Reshape(x, sizes, allowzero=1)\none = Constant[int64]([1])\n"
+        "wide = Concat(batch, one, size, axis=0)\nclass = Constant[1x1x48]()\n"
+        "c = Expand(class, wide)\nt = Concat(c, r, axis=1)",
+        465_920,
+    ),
+    "rows by arithmetic": (
+        "zero = Constant[int64](0)\ncount = Constant[int64](64)\nn = Gather(batch, zero)\nm = Mul(n, count)\n"
+        "one = Constant[int64]([1])\nrows = Reshape(m, one, allowzero=1)\nsizes = Concat(rows, size, axis=0)\n"
+        "t = Reshape(x, sizes, allowzero=1)",
+        458_752,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_macs_after_sizes_of_exporters_are_known(name: str) -> None:
+    nodes, macs = SIZES[name]
+    graph = from_text(f"""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[?x3x32x32]()
+        batch = Shape(x, start=0, end=1)
+        tokens = Constant[int64]([64])
+        rest = Constant[int64]([-1])
+        size = Constant[int64]([48])
+        w = Constant[48x64]()
+        v = Constant[64x64]()
+        {nodes}
+        h = MatMul(t, w)
+        r2 = Relu(h)
+        y = MatMul(r2, v)
+    """)
+    assert qk.summarize(graph).macs == macs
+    plan = annotate(graph, Scheme.for_target("onnx"))
+    assert census(graph, plan, graph).int8_fraction == 1

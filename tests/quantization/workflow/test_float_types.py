@@ -92,6 +92,38 @@ def test_layers_are_int8_and_float_parts_have_the_requested_type(
     assert run(tmp_path / "q.onnx", samples[:1]).dtype == np.dtype(dtype)
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("parts", "dtype", "target"),
+    [
+        *(
+            (convolutions, "float16", "tensorflow"),
+            (convolutions, "float64", "litert"),
+        ),
+        *((products, "float64", "tensorflow"), (products, "float16", "eightbit")),
+    ],
+)
+def test_every_target_takes_other_float_types(parts: Any, dtype: str, target: str) -> None:
+    if target in ("tensorflow", "litert", "eightbit"):
+        pytest.importorskip("tensorflow", reason="pip install tensorflow")
+    samples = RANDOM.standard_normal((8, *parts()[2][1:])).astype(dtype)
+    report = qk.quantize(model_of(parts(), dtype), samples, target=target, runs=0).report
+    assert report.census.int8_fraction == 1
+    assert report.accuracy.sqnr is not None
+    assert report.accuracy.sqnr.worst > 25
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_verbs_find_a_runtime_with_kernels_of_the_type(dtype: str) -> None:
+    """ONNX Runtime has no Conv of doubles."""
+    model, samples = model_of(convolutions(), dtype), RANDOM.standard_normal((2, 3, 12, 12)).astype(dtype)
+    assert {row.sqnr for row in qk.compare(model, model, samples).rows} == {np.inf}
+    outputs = qk.evaluate(model, samples, model, task="regression").outputs
+    assert outputs is not None
+    assert outputs.score == 1
+
+
 def constants_of(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes.values() if node.is_constant]
 
