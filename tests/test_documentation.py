@@ -4,15 +4,18 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from command_process import CommandProcess
 from documentation_tables import PAGES, fill_tables
 from PIL import Image
 from records import example, write_records
@@ -83,6 +86,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+@pytest.fixture(scope="module")
+def commands() -> Iterator[CommandProcess]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with CommandProcess.start({**os.environ, "PATH": path}) as process:
+        yield process
+
+
 def write_inputs(folder: Path) -> None:
     """Create the files that the pages name: labels, TFRecord files, one folder per class."""
     (folder / "assets").symlink_to(ROOT / "assets")
@@ -121,30 +131,30 @@ def write_exported_models(folder: Path) -> None:
             subprocess.run([sys.executable, "letterbox.py"], cwd=folder, check=True, capture_output=True)
 
 
-def fetch_inception(folder: Path, standin: Path) -> None:
+def fetch_inception(process: CommandProcess, folder: Path, standin: Path) -> None:
     """Put the stand-in of Inception v3 into the cache, and its graph and images into the folder."""
     if (folder / "images").exists():
         return
     archive = standin / "inception-2015-12-05.tgz"
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    process = run(f"quantkit models fetch inception_v3 --url file://{archive} --sha256 {digest}", folder)
-    assert process.returncode == 0, process.stderr
+    done = run(process, f"quantkit models fetch inception_v3 --url file://{archive} --sha256 {digest}", folder)
+    assert done.returncode == 0, done.stderr
     (folder / "classify_image_graph_def.pb").symlink_to(standin / "classify_image_graph_def.pb")
     shutil.copy(PANDA, folder)
     (folder / "images").mkdir()
-    for image in sorted((PANDA.parent / "images").glob("*.jpg"))[:12]:
+    for image in sorted((PANDA.parent / "images").glob("*.jpg"))[:4]:
         (folder / "images" / image.name).symlink_to(image)
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command with few repetitions, which do not matter here; the programs of the pages measure after quantizing.
+def run(process: CommandProcess, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command with few repetitions, which do not matter here.
 
     The start of a runtime takes seconds, and only comparisons with a saved result require three processes.
     """
     processes = 3 if "baseline" in command else 1
     limits = {
         "benchmark": "" if "--sweep" in command else f"--runs 3 --warmup 1 --processes {processes}",
-        "quantize": "--runs 0",
+        "quantize": "--runs 0 --finetune 1" if "--finetune" in command else "--runs 0",
         "optimize": "--time-budget 3s",
         "evaluate": "--limit 12",
         "compare": "" if "--structure" in command else "--limit 2",
@@ -153,9 +163,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     if "--fail-below" in command:
         # Few samples on a busy machine decide about no limit of a page.
         command += " --fail-below 0.01"
-    scripts = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}", "QUANTKIT_CACHE": str(folder / "cache")}
-    return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return process.run(shlex.split(command)[1:], folder, {"QUANTKIT_CACHE": str(folder / "cache")})
 
 
 def test_pages_have_commands_and_programs() -> None:
@@ -172,37 +180,42 @@ def test_pages_have_commands_and_programs() -> None:
     ("name", "command", "transcript"), COMMANDS, ids=[f"{name}: {command}" for name, command, _ in COMMANDS]
 )
 def test_command_runs(
-    name: str, command: str, transcript: str, folders: dict[str, Path], request: pytest.FixtureRequest
+    name: str,
+    command: str,
+    transcript: str,
+    folders: dict[str, Path],
+    commands: CommandProcess,
+    request: pytest.FixtureRequest,
 ) -> None:
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
     folder = folders[name]
     if re.search(r"inception_v3|classify_image|panda|folded\.pb|old\.pb", command):
-        fetch_inception(folder, request.getfixturevalue("standin"))
+        fetch_inception(commands, folder, request.getfixturevalue("standin"))
     if re.search(r"model\.keras|training/", command):
         write_trained_models(folder)
     if name in ("pytorch.md", "detectors.md"):
         write_exported_models(folder)
-    process = run(command, folder)
-    if process.returncode == 4 and "has no bfloat16 instructions" in process.stderr:
-        pytest.skip(process.stderr.splitlines()[0])
-    assert process.returncode == 0, process.stderr
-    assert process.stdout
+    done = run(commands, command, folder)
+    if done.returncode == 4 and "has no bfloat16 instructions" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[0])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
     if not re.match(
         r"quantkit (benchmark|quantize|optimize|doctor|models)", command
     ):  # their output depends on the machine
-        assert set(lines_without_digits(transcript)) - {"..."} <= set(lines_without_digits(process.stdout))
+        assert set(lines_without_digits(transcript)) - {"..."} <= set(lines_without_digits(done.stdout))
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("name", "program"), PROGRAMS)
-def test_program_runs(name: str, program: str, folders: dict[str, Path]) -> None:
+def test_program_runs(name: str, program: str, folders: dict[str, Path], commands: CommandProcess) -> None:
     for module in ("onnxruntime", "openvino", "tensorflow"):
         pytest.importorskip(module, reason=f"pip install {module}")
     program = re.sub(r'time_budget="\d+s"', 'time_budget="3s"', program)
-    process = subprocess.run(
-        [sys.executable, "-c", program], cwd=folders[name], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr
+    program = re.sub(r"runs=[1-9]\d*", "runs=1", program)
+    program = re.sub(r"(qk\.quantize\((?:(?!runs=)[^()])*)\)", r"\1, runs=0)", program)
+    done = commands.run(["-c", program], folders[name])
+    assert done.returncode == 0, done.stderr
     files = re.findall(r"[\w.]+\.int8\.onnx", program)
     assert [file for file in files if not (folders[name] / file).exists()] == []
 

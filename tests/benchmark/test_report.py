@@ -216,3 +216,14 @@ def test_thread_options_in_the_table(context: dict[str, object], text: str) -> N
 
 def test_columns_are_aligned() -> None:
     assert align_columns([("a", "bb"), ("ccc", "d")], right=[1]) == ["a    bb", "ccc   d"]
+
+
+def test_placement_counts_the_ops_of_each_device() -> None:
+    placement = ("a: CPU", "b: GPU", "c: CPU")
+    rows = (
+        BenchmarkRow("x.pb", "auto", make_measurement(FAST, placement=placement)),
+        BenchmarkRow("y.pb", "auto", Failure("no kernel")),
+    )
+    summary = "placement: x.pb in reference: 2 on CPU, 1 on GPU"
+    assert Benchmark(rows).placement_lines() == [summary]
+    assert Benchmark(rows).placement_lines(is_verbose=True) == [summary, "  a: CPU", "  b: GPU", "  c: CPU"]

@@ -1,5 +1,6 @@
 """Commands on mutated files keep the contract of exit codes and messages; `python -m tests.fuzz` runs more mutants."""
 
+import json
 import os
 import resource
 import subprocess
@@ -47,19 +48,33 @@ def test_commands_on_mutated_files_keep_the_contract() -> None:
     assert ", 0 violations" in run.stdout
 
 
-@pytest.mark.parametrize("job", ["pb:0", "onnx:1", "saved_model:2", "npz:3", "recipe:4", "image_png:5"])
-def test_a_command_in_its_own_process_keeps_the_contract(job: str, tmp_path: Path) -> None:
-    if job.startswith("image") and find_spec("PIL") is None:
-        pytest.skip("needs Pillow")
+JOBS = ("pb:0", "onnx:1", "saved_model:2", "npz:3", "recipe:4", "image_png:5")
+
+
+@pytest.fixture(scope="module")
+def command_lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Write a mutant for each job, and return its command line."""
+    folder = tmp_path_factory.mktemp("mutants")
+    (folder / "tests").symlink_to(ROOT / "tests")
+    jobs = [job for job in JOBS if not job.startswith("image") or find_spec("PIL")]
     code = (
-        "import sys; from pathlib import Path; from tests.fuzz.worker import command_line; name, index = sys.argv[1]"
-        ".split(':'); print(*command_line(name, int(index), 5, Path(sys.argv[2])), sep='\\0')"
+        "import json, sys; from pathlib import Path; from tests.fuzz.worker import command_line\n"
+        "for job in sys.argv[1:]:\n"
+        "    name, index = job.split(':')\n"
+        "    print(json.dumps(command_line(name, int(index), 5, Path.cwd() / name)))"
     )
     process = subprocess.run(
-        [sys.executable, "-c", code, job, str(tmp_path)], text=True, check=True, capture_output=True
+        [sys.executable, "-c", code, *jobs], cwd=folder, text=True, check=True, capture_output=True
     )
+    return dict(zip(jobs, map(json.loads, process.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_command_in_its_own_process_keeps_the_contract(job: str, command_lines: dict[str, list[str]]) -> None:
+    if job not in command_lines:
+        pytest.skip("needs Pillow")
     run = subprocess.run(
-        [sys.executable, "-m", "quantkit", *process.stdout.rstrip("\n").split("\0")],
+        [sys.executable, "-m", "quantkit", *command_lines[job]],
         text=True,
         errors="replace",
         capture_output=True,

@@ -113,7 +113,7 @@ def test_the_names_of_layers_do_not_depend_on_the_hash_seed() -> None:
         "print(find_body_layers(graph, graph['y'], infer_shapes(graph)).names)"
     )
     outputs = set()
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):
         path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
         command = [sys.executable, "-c", program]

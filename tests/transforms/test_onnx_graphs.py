@@ -181,3 +181,29 @@ def test_chosen_input_sizes_make_shape_arithmetic_constant(tmp_path: Path) -> No
     assert set(model.graph.op_counts) == {"Placeholder", "Constant", "Reshape", "Relu"}
     (shape,) = [node.value.array.tolist() for node in model.graph.nodes.values() if node.is_constant]
     assert shape == [3, -1]
+
+
+@pytest.mark.parametrize("first", ["Gather(sizes, zero, axis=0)", "Slice(sizes, zero, one)"])
+@pytest.mark.parametrize("second", ["Gather(sizes, one, axis=0)", "Slice(sizes, one, two)"])
+def test_copied_sizes_of_a_reshape_become_constant(first: str, second: str) -> None:
+    text = f"""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[?x?x4x2]()
+        sizes = Shape(x)
+        zero = Constant[int64]([0])
+        one = Constant[int64]([1])
+        two = Constant[int64]([2])
+        rest = Constant[int64]([8])
+        n = {first}
+        m = {second}
+        target = Concat(n, m, rest, axis=0)
+        flat = Reshape(x, target)
+        y = Relu(flat)
+    """
+    graph = rewrite(from_text(text), "inference")
+    assert [node.value.array.tolist() for node in graph.nodes.values() if node.is_constant] == [[0, 0, 8]]
+    assert set(graph.op_counts) == {"Placeholder", "Constant", "Reshape", "Relu"}
+    exchanged = rewrite(from_text(text.replace("n, m", "m, n")), "inference")
+    assert "Concat" in exchanged.op_counts, "the sizes are those of other axes"

@@ -5,10 +5,12 @@ import pytest
 from measurements import make_latency
 
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
+from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
+from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.sizes import format_size
 from quantkit.quantization import Scheme
 from quantkit.quantization.ranges import Provenance
-from quantkit.quantization.report import Latency, QuantizationReport
+from quantkit.quantization.report import AccuracyReport, Latency, QuantizationReport
 from quantkit.quantization.report.census import Census, FloatFallback
 
 
@@ -36,6 +38,32 @@ def test_html_consists_of_tables_with_escaped_cells() -> None:
     assert "<td>model</td><td>net&lt;1&gt;</td>" in page
     for text in ("<b>", "<1>", "<x>", "<max", "<them>"):
         assert text not in page
+
+
+def test_agreement_and_accuracy_have_a_line_each() -> None:
+    metrics = ClassificationMetrics(50, Proportion(40, 50), None, Proportion(49, 50), 0.125)
+    accuracy = AccuracyReport(metrics, samples="50 images", float_top1=Proportion(45, 50))
+    measured = replace(report(), accuracy=accuracy)
+    lines = str(measured).splitlines()
+    agreement = f"agreement with the float model {Proportion(49, 50)}"
+    assert f"{agreement}, KL 0.1250, on 50 images" in lines
+    assert f"top-1 {Proportion(40, 50)}, float model {Proportion(45, 50)}" in lines
+    doubtful = str(replace(measured, accuracy=replace(accuracy, doubts=("outputs barely vary",)))).splitlines()
+    assert f"{agreement}, KL 0.1250, on 50 images (meaningless: see the warnings)" in doubtful
+    document = measured.to_json()
+    assert (document["quality"]["agreement"]["value"], document["quality"]["samples"]) == (0.98, 50)
+    assert document["sqnr"] is None
+    assert report().to_json()["quality"] is None
+    assert "agreement" not in str(report())
+
+
+def test_other_outputs_have_their_sqnr() -> None:
+    sqnr = OutputSqnr(7, {"boxes": 31.5}, not_finite=2)
+    measured = replace(report(), accuracy=AccuracyReport(sqnr, samples="7 images"))
+    assert f"{sqnr}, on 7 images" in str(measured)
+    assert "  2 outputs contain NaN or infinity" in str(measured)
+    assert measured.to_json()["sqnr"]["sqnr"] == {"boxes": 31.5}
+    assert measured.to_json()["quality"] is None
 
 
 @pytest.mark.parametrize(

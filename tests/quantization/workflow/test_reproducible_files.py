@@ -24,23 +24,36 @@ OTHER_PROCESSOR = {
 }
 
 
-@pytest.mark.parametrize("target", ["onnx", "tensorflow", "litert"])
-def test_a_file_does_not_depend_on_folder_threads_and_instructions(target: str, tmp_path: Path) -> None:
+SUFFIXES = {"onnx": ".onnx", "tensorflow": ".pb", "litert": ".tflite"}
+PROGRAM = """
+import sys, quantkit as qk
+data, *targets = sys.argv[1:]
+for target, output in (text.split("=") for text in targets):
+    qk.quantize("digits", data, held_out=data, target=target, limit=24, runs=0, output=output)
+"""
+
+
+@pytest.fixture(scope="module")
+def other_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the files of each target from a process with another processor in another folder."""
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
-    suffix = {"onnx": ".onnx", "tensorflow": ".pb", "litert": ".tflite"}[target]
-    first, second = tmp_path / f"first{suffix}", tmp_path / "other folder" / f"second{suffix}"
-    second.parent.mkdir()
-    data = second.with_name("copy.npz")
-    shutil.copy(DATA, data)
-    qk.quantize("digits", DATA, held_out=DATA, target=target, limit=24, runs=0, output=first)
-    program = (
-        "import sys, quantkit as qk; data, target, output = sys.argv[1:]; "
-        "qk.quantize('digits', data, held_out=data, target=target, limit=24, runs=0, output=output)"
-    )
-    arguments = [sys.executable, "-c", program, data.name, target, str(second)]
+    folder = tmp_path_factory.mktemp("other folder")
+    shutil.copy(DATA, folder / "copy.npz")
+    files = {target: folder / f"second{suffix}" for target, suffix in SUFFIXES.items()}
+    targets = [f"{target}={file}" for target, file in files.items()]
     environment = {**os.environ, **OTHER_PROCESSOR, "PYTHONPATH": str(ASSETS.parent)}
-    subprocess.run(arguments, check=True, cwd=second.parent, env=environment, capture_output=True)
-    assert second.read_bytes() == first.read_bytes()
+    arguments = [sys.executable, "-c", PROGRAM, "copy.npz", *targets]
+    subprocess.run(arguments, check=True, cwd=folder, env=environment, capture_output=True)
+    return files
+
+
+@pytest.mark.parametrize("target", SUFFIXES)
+def test_a_file_does_not_depend_on_folder_threads_and_instructions(
+    target: str, other_files: dict[str, Path], tmp_path: Path
+) -> None:
+    first = tmp_path / f"first{SUFFIXES[target]}"
+    qk.quantize("digits", DATA, held_out=DATA, target=target, limit=24, runs=0, output=first)
+    assert other_files[target].read_bytes() == first.read_bytes()
 
 
 def test_a_saved_plan_reproduces_the_file(tmp_path: Path) -> None:
