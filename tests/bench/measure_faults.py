@@ -4,12 +4,13 @@
 
 Takes about 1 minute for each fault; the machine may be busy. Writes `faults.json`. The faults are those of
 `support/seeded_faults.py`, one after another in a copy of this checkout. The tests of a module are its doctests, those
-in the folder of its package, and the files of other folders that import it: the ten files that name the module or the
+in the folder of its package, and the files of other folders that import it: the 20 files that name the module or the
 changed function most. A fault is found if a test fails, or if the tests do not end. The test must pass without the
 fault, otherwise it is deselected. A fault that no test can find, because both programs have equal results, stays in the
 document with a note, which is written by hand.
 
-With ``--again``, only the tests that found the faults of the document run, and all tests of the faults that are left.
+With ``--again``, the faults are those of the document, and only the tests that found them run, and all tests of the
+faults that are left. A fault whose code is no longer there keeps its row.
 """
 
 import argparse
@@ -33,7 +34,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE.parent / "support"))
-from seeded_faults import Fault, choose_faults  # noqa: E402
+from seeded_faults import Fault, choose_faults, find_faults  # noqa: E402
 
 # Tests outside of the folder of a package that run its code by names of files, transforms and runtimes.
 OTHER_TESTS = {
@@ -46,7 +47,7 @@ OTHER_TESTS = {
 COPIED = ("quantkit", "cli", "models", "tests", "assets")
 COPIED_FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "LICENSE")
 # Number of test files that run for one fault, the most relevant ones.
-MAX_FILES = 10
+MAX_FILES = 20
 # Processor time and run time of the tests of one fault. An endless loop reaches the first limit.
 MAX_CPU_SECONDS, MAX_SECONDS = 1200, 3600
 # Name of the file to which pytest writes the first failure, when it loads this module as a plugin.
@@ -85,6 +86,8 @@ class Checkout:
             shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         for name in COPIED_FILES:
             shutil.copy(ROOT / name, folder)
+        for name in ("cli", "models"):  # otherwise those of an editable installation are imported
+            (folder / "quantkit" / name).symlink_to(folder / name)
         if (ROOT.parent / "shared").exists():
             (parent / "shared").symlink_to(ROOT.parent / "shared")
         return cls(folder)
@@ -181,8 +184,13 @@ def measure(checkout: Checkout, fault: Fault, number: int, tests: Sequence[str])
     return row | ({"deselected": excluded} if excluded else {})
 
 
-def key_of(row: dict[str, Any]) -> tuple[str, ...]:
-    return row["module"], row["function"], row["before"], row["after"]
+def find_again(checkout: Checkout, row: dict[str, Any]) -> Fault | None:
+    """Return the fault of a row of the document in the present code, or None if its code is no longer there."""
+    path = checkout.folder / row["module"]
+    faults = find_faults(path) if path.exists() else []
+    code = (row["function"], row["before"], row["after"])
+    same = [fault for fault in faults if (fault.function, fault.before, fault.after) == code]
+    return min(same, key=lambda fault: abs(fault.line - row["line"]), default=None)
 
 
 def main() -> None:
@@ -195,14 +203,17 @@ def main() -> None:
     parser.add_argument("--save", type=Path, default=HERE / "faults.json", help="file to write")
     options = parser.parse_args()
     old = json.loads(options.save.read_text())["rows"] if options.save.exists() else []
-    earlier = {key_of(row): row for row in old}
     rows: list[dict[str, Any]] = []
+    faults: list[Fault | None]
     with tempfile.TemporaryDirectory() as folder:
         checkout = Checkout.create(Path(folder))
-        for number, fault in enumerate(choose_faults(checkout.modules(), options.faults, options.seed)):
-            module = str(fault.path.relative_to(checkout.folder))
-            before = earlier.get((module, fault.function, fault.before, fault.after), {})
-            if options.only and number not in options.only:
+        if options.again:
+            faults = [find_again(checkout, row) for row in old]
+        else:
+            faults = list(choose_faults(checkout.modules(), options.faults, options.seed))
+        for number, fault in enumerate(faults):
+            before = old[number] if options.again else {}
+            if fault is None or (options.only and number not in options.only):
                 rows += [before] if before else []
                 continue
             tests = checkout.tests_of(fault)
@@ -213,7 +224,8 @@ def main() -> None:
                 row["note"] = before["note"]
             rows.append(row)
             print(f"{number}: {json.dumps(row)}", flush=True)
-            save(options.save, options.seed, rows)
+            if options.again or not options.only:
+                save(options.save, options.seed, [*rows, *old[number + 1 :]] if options.again else rows)
 
 
 def save(path: Path, seed: int, rows: Sequence[dict[str, Any]]) -> None:

@@ -281,6 +281,18 @@ def test_cifar_archive(version: str, tmp_path: Path) -> None:
     assert (tmp_path / "shards" / f"{result.index.name}.labels.txt").read_text().split() == NAMES
 
 
+def test_unpacked_cifar_archive_is_packed_like_the_archive(tmp_path: Path) -> None:
+    archive = write_cifar(tmp_path, "python")
+    with tarfile.open(archive) as members:
+        members.extractall(tmp_path, filter="data")
+    expected, result = (
+        pack(source, tmp_path / name, keep_order=True, workers=1, split="test")
+        for source, name in ((archive, "of archive"), (tmp_path / "cifar", "of folder"))
+    )
+    assert read_all(result.files) == read_all(expected.files)
+    assert len(read_all(result.files)) == 2
+
+
 def test_data_card_is_fetched_from_a_url_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path / "cache"))
     url = write_cifar(tmp_path, "binary").as_uri()
