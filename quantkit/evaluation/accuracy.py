@@ -68,6 +68,7 @@ class Evaluation:
         outputs: metric of a task and SQNR of the outputs, with the reference model; None without a task.
         environment: environment variables of the process that ``isa`` set.
         classes: source of the order of the classes if it is that of folders, else empty.
+        output: name of the evaluated one of several outputs; empty for a single output, or for all.
     """
 
     model: str
@@ -85,6 +86,7 @@ class Evaluation:
     outputs: OutputSqnr | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     classes: str = ""
+    output: str = ""
 
     @public
     def check(
@@ -160,6 +162,7 @@ class Evaluation:
             "preprocessing_is_assumed": self.is_assumed,
             "unknown_labels": self.unknown_labels,
             "classes": self.classes or None,
+            "output": self.output or None,
             "rejected": [{"name": name, "message": message} for name, message in self.rejected.items()],
         }
 
@@ -171,7 +174,8 @@ class Evaluation:
     def _facts(self) -> list[tuple[str, str]]:
         metrics = self.metrics
         proportions = (("top-1", metrics.top1), ("top-5", metrics.top5), ("agreement", metrics.agreement))
-        rows = [(name, str(value)) for name, value in proportions if value is not None]
+        rows = [("output", self.output)] if self.output else []
+        rows += [(name, str(value)) for name, value in proportions if value is not None]
         if self.outputs is not None:
             rows.append((self.outputs.metric, f"{self.outputs.score:.4f} of the reference model"))
             rows += [("sizes", text) for text in self.outputs.size_texts]
@@ -372,6 +376,7 @@ def _make_evaluation(facts: EvaluationFacts, counts: EvaluationCounts, seconds: 
         facts.is_assumed,
         outputs,
         classes=counts.classes,
+        output=facts.output,
     )
 
 

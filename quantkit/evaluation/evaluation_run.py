@@ -56,12 +56,14 @@ class EvaluationFacts:
         runtimes: their runtimes.
         preprocessing: description of the preprocessing.
         is_assumed: True if neither the caller nor a model states the preprocessing.
+        output: name of the evaluated one of several outputs; empty for a single output, or for all.
     """
 
     models: tuple[str, ...]
     runtimes: tuple[RuntimeVersion, ...]
     preprocessing: str
     is_assumed: bool
+    output: str = ""
 
 
 @dataclass
@@ -148,6 +150,7 @@ class EvaluationRun:
             tuple(model.session.runtime for model in self._models),
             str(self._pipelines[0]) if applied is None else applied.description,
             any(pipeline.is_assumed for pipeline in self._pipelines),
+            self._evaluated_output,
         )
 
     def __enter__(self) -> Self:
@@ -155,6 +158,13 @@ class EvaluationRun:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    @property
+    def _evaluated_output(self) -> str:
+        opened, settings = self._models[0], self._settings
+        has_several = opened.model.has_readable_graph and len(opened.model.graph.outputs) > 1
+        is_chosen = settings.task is None and (has_several or bool(settings.output_layer))
+        return opened.session.outputs[0].name if is_chosen else ""
 
     def count(self, dataset: Dataset) -> Iterator[EvaluationCounts]:
         """Count the samples of a dataset, and yield the counts after each batch."""

@@ -51,6 +51,7 @@ def test_evaluate_requires_the_output_and_uses_it(name: str, folder: Path) -> No
         qk.evaluate(folder / name, folder / "d.npz")
     assert "--output-layer cls," in caught.value.hint
     assert top1(folder, name, output_layer="cls") == 1
+    assert "output       cls" in str(qk.evaluate(folder / name, folder / "d.npz", output_layer="cls"))
     assert top1(folder, name, output_layer="box") < 0.6
     with pytest.raises(UsageError):
         top1(folder, name, output_layer="other")

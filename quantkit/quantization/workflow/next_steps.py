@@ -146,9 +146,10 @@ class Commands:
         arguments = ("-o", output, "--data", data, *held_out, *more, *self.endpoints, *self.preprocessing)
         return self.command("optimize", self.model, *arguments)
 
-    def evaluate_float(self) -> str:
-        """Return the evaluate command for the float model."""
-        return self.command("evaluate", self.model, "--data", self.data, *self.preprocessing)
+    def check_float(self, *, has_class_scores: bool) -> str:
+        """Return the command that evaluates the class scores of the float model, or writes its outputs."""
+        verb, flags = ("evaluate", ()) if has_class_scores else ("run", ("-o", "outputs"))
+        return self.command(verb, self.model, "--data", self.data, *flags, *self.preprocessing)
 
     def summarize(self) -> str:
         """Return the summarize command for the float model."""
@@ -202,7 +203,8 @@ def recommend_for_doubts(report: QuantizationReport, commands: Commands) -> Next
     if is_assumed:
         reason = "state the preprocessing of the model, for example values from 0 to 1"
         return NextStep(reason, commands.quantize(report.target, "--input-mean", "0", "--input-std", "255"))
-    return NextStep("check the float model first", commands.evaluate_float())
+    command = commands.check_float(has_class_scores=report.accuracy.quality is not None)
+    return NextStep("check the float model first", command)
 
 
 def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextStep | None:

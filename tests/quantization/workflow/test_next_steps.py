@@ -86,6 +86,18 @@ def test_no_step_repeats_a_measurement(name: str, held_out: str | None, monkeypa
     assert (name == "negligible") == (latency.overall is not None and latency.overall.is_negligible)
 
 
+@pytest.mark.parametrize(
+    ("metrics", "command"),
+    [
+        (GOOD.metrics, "quantkit evaluate digits --data images"),
+        (None, "quantkit run digits --data images -o outputs"),  # evaluate needs class scores, or a reference
+    ],
+)
+def test_doubts_lead_to_the_outputs_of_the_float_model(metrics: Any, command: str) -> None:
+    step = recommend_after(accuracy=AccuracyReport(metrics, doubts=("the outputs barely vary",)))
+    assert step == NextStep("check the float model first", command)
+
+
 def test_a_model_that_is_not_faster_leads_to_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quantkit.quantization.workflow.next_steps.find_bfloat16_instruction", lambda: "")
     step = recommend_after(latency=SLOWER, held_out="others", target="tensorflow")
