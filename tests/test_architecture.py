@@ -179,10 +179,9 @@ def test_imports_within_benchmark_point_downward() -> None:
 
 
 def test_modules_have_no_import_circles() -> None:
-    """Imports in functions and for type checkers count; a report and its text are one module in two files."""
+    """Imports in functions and for type checkers count."""
     modules = {module_name(path): path for path in sources()}
     below = {name: set(imported_modules(path, modules)) - {name} for name, path in modules.items()}
-    below = {name: others for name, others in below.items() if not name.startswith("quantkit.quantization.report")}
     while leaves := {name for name, others in below.items() if others.isdisjoint(below)}:
         below = {name: others for name, others in below.items() if name not in leaves}
     assert not below, f"import circles: {sorted(below)}"

@@ -1,20 +1,17 @@
-"""Verdict on a quantized model, as data: precision, size, accuracy and latency compared with the float model."""
+"""Verdict on a quantized model: its values, and their text and HTML."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from html import escape
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark import Benchmark
-from quantkit.benchmark.profiling import Profile
-from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Failure, format_latency
-from quantkit.benchmark.results.speedup import Speedup
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import CheckError
-from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
-from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.finetuning.report import FineTuning
@@ -22,149 +19,14 @@ from quantkit.quantization.portability import Portability
 from quantkit.quantization.precision.decision import Decision
 from quantkit.quantization.ranges import UNKNOWN, Provenance
 from quantkit.quantization.report.census import FLOAT, INT8, Census
-from quantkit.quantization.report.text import KEEP_FLOAT, report_html, report_lines
+from quantkit.quantization.report.measurements import KEEP_FLOAT, AccuracyReport, Latency
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets import find_target
+from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import RuntimeVersion
 
-
-@dataclass(frozen=True)
-class AccuracyReport:
-    """Distance of a quantized model's outputs from the float model's.
-
-    Attributes:
-        metrics: class metrics, or SQNR of other outputs; None without a measurement.
-        runtime: runtime of the quantized model.
-        samples: description of the samples.
-        float_top1: top-1 accuracy of the float model; None without labels.
-        failures: errors of the faster runtimes, which could not run the model.
-        doubts: reasons why the metrics are meaningless, for example outputs that barely vary.
-        int8_nodes: names in the file of the nodes that the runtime computes in int8; None if it does not show them.
-    """
-
-    metrics: ClassificationMetrics | OutputSqnr | None = None
-    runtime: RuntimeVersion | None = None
-    samples: str = ""
-    float_top1: Proportion | None = None
-    failures: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
-    int8_nodes: frozenset[str] | None = field(default=None, repr=False)
-
-    @property
-    def quality(self) -> ClassificationMetrics | None:
-        """Class metrics; None for other outputs."""
-        return self.metrics if isinstance(self.metrics, ClassificationMetrics) else None
-
-    @property
-    def sqnr(self) -> OutputSqnr | None:
-        """SQNR of other outputs; None for class scores."""
-        return self.metrics if isinstance(self.metrics, OutputSqnr) else None
-
-
-@dataclass(frozen=True)
-class RuntimeLatency:
-    """Latency of the float model and of the quantized model in one runtime.
-
-    Attributes:
-        runtime: runtime of both.
-        speedup: speed-up of the quantized model.
-        milliseconds: median latency of the float model and of the quantized model.
-    """
-
-    runtime: RuntimeVersion
-    speedup: Speedup
-    milliseconds: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Latency of a quantized model compared with the float model's.
-
-    Attributes:
-        benchmark: rows with the labels `FLOAT` and `INT8`, one in each runtime; None without a measurement.
-        skipped: the reason for no measurement.
-        profile: time of the layers of the float model and of the quantized model, each in its fastest runtime; None if
-            the quantized model is faster, or if a runtime does not measure ops.
-    """
-
-    benchmark: Benchmark | None = None
-    skipped: str = ""
-    profile: Profile | None = None
-
-    @cached_property
-    def runtimes(self) -> tuple[RuntimeLatency, ...]:
-        """Latencies in each runtime that runs both models."""
-        if self.benchmark is None:
-            return ()
-        floats, quantized = self._measurements(FLOAT), self._measurements(INT8)
-        return tuple(
-            RuntimeLatency(
-                RuntimeVersion(name, other.context.version),
-                Speedup.of(floats[name], other),
-                (floats[name].summary.median * 1e3, other.summary.median * 1e3),
-            )
-            for name, other in quantized.items()
-            if name in floats
-        )
-
-    @cached_property
-    def overall(self) -> Speedup | None:
-        """Speed-up of the quantized model in its fastest runtime over the float model in its fastest runtime."""
-        before, after = self.fastest(FLOAT), self.fastest(INT8)
-        return None if before is None or after is None else Speedup.of(before, after)
-
-    @property
-    def speedups(self) -> tuple[Speedup, ...]:
-        """Speed-ups that a report states: in each runtime, and overall."""
-        overall = () if self.overall is None else (self.overall,)
-        return (*(each.speedup for each in self.runtimes), *overall)
-
-    @property
-    def first(self) -> RuntimeLatency | None:
-        """Latencies in the runtime with the fastest quantized model."""
-        return min(self.runtimes, key=lambda each: each.milliseconds[1], default=None)
-
-    @property
-    def verdict(self) -> str:
-        """Model to use on this machine, with the latencies; empty without a measurement of both models."""
-        before, after, speedup = self.fastest(FLOAT), self.fastest(INT8), self.overall
-        if before is None or after is None or speedup is None:
-            return ""
-        texts = [f"{format_latency(each.summary.median)} ms in {each.context.runtime}" for each in (before, after)]
-        if speedup.outcome == "faster":
-            return f"int8 is {speedup.verdict}: {texts[1]}, float {texts[0]}"
-        claim = "no speed-up is shown" if speedup.outcome == "undecided" else KEEP_FLOAT
-        return f"{claim}: {texts[0]}, int8 {texts[1]}: {speedup.verdict}"
-
-    def fastest(self, label: str) -> Measurement | None:
-        """Return the measurement of the float or quantized model with the lowest latency."""
-        measurements = self._measurements(label).values()
-        return min(measurements, key=lambda measurement: measurement.summary.median, default=None)
-
-    def _measurements(self, label: str) -> dict[str, Measurement]:
-        """Return the measurements of a model by runtime."""
-        measurements = () if self.benchmark is None else self.benchmark.measurements
-        return {each.context.runtime: each for each in measurements if each.context.model == label}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return speed-ups and latencies as JSON values, those of the fastest quantized model first."""
-        first, rows = self.first, () if self.benchmark is None else self.benchmark.rows
-        return {
-            "speed_up": None if first is None else first.speedup.to_json(),
-            "milliseconds": None if first is None else list(first.milliseconds),
-            "speed_ups": {each.runtime.name: each.speedup.to_json() for each in self.runtimes},
-            "overall_speed_up": None if self.overall is None else self.overall.to_json(),
-            "latencies": [
-                {
-                    "model": row.label,
-                    "runtime": row.runtime,
-                    "milliseconds": None if row.measurement is None else row.measurement.summary.median * 1e3,
-                    "failure": row.outcome.reason if isinstance(row.outcome, Failure) else None,
-                }
-                for row in rows
-            ],
-            "time_by_precision": None if self.profile is None else dict(self.profile.models[-1].fractions),
-            "not_measured": self.skipped or None,
-        }
+# Number of float fallbacks and of warnings that are listed.
+LIST_LENGTH = 5
 
 
 @dataclass(frozen=True)
@@ -219,8 +81,8 @@ class QuantizationReport:
     num_bytes: int
     float_num_bytes: int
     threads: str
-    accuracy: AccuracyReport = AccuracyReport()
-    latency: Latency = Latency()
+    accuracy: AccuracyReport = field(default_factory=AccuracyReport)
+    latency: Latency = field(default_factory=Latency)
     fallback: Fallback | None = None
     fallback_precision: str = FLOAT
     max_drop: float | None = None
@@ -256,10 +118,10 @@ class QuantizationReport:
         return f"QuantizationReport({self.model!r}, target={self.target!r}, {format_size(self.num_bytes)})"
 
     def __str__(self) -> str:
-        return "\n".join(report_lines(self))
+        return "\n".join(_report_lines(self))
 
     def _repr_html_(self) -> str:
-        return report_html(self)
+        return _report_html(self)
 
     def require_max_drop(self) -> None:
         """Check that the accuracy search reached ``max_drop``.
@@ -317,3 +179,238 @@ class QuantizationReport:
             "causes": [] if self.next_step is None else [cause.to_json() for cause in self.next_step.causes],
             "next_command": None if self.next_step is None else self.next_step.command,
         }
+
+
+def _report_lines(report: QuantizationReport) -> Iterator[str]:
+    """Yield the lines of the report."""
+    if report.latency.verdict and not report.scheme.weights_only:
+        yield report.latency.verdict
+    yield _size_line(report)
+    yield ""
+    if report.scheme.weights_only:
+        arithmetic = find_target(report.target).weights_only_arithmetic
+        yield f"int8 weights: {report.num_weights} constants; {arithmetic}"
+    else:
+        yield from _precision_lines(report)
+    yield from _fallback_lines(report)
+    yield from _warning_lines(report)
+    if report.fine_tuning is not None:
+        yield from report.fine_tuning.lines()
+    if report.fallback is not None:
+        yield from _search_lines(report, report.fallback)
+    if isinstance(report.preprocessing, Preprocessing):
+        yield f"preprocessing: {report.preprocessing_text}"
+    yield from _accuracy_lines(report)
+    yield from _latency_lines(report)
+
+
+def _report_html(report: QuantizationReport) -> str:
+    """Return the report as HTML tables: op counts by precision, float fallbacks and key figures."""
+    parts = []
+    if not report.scheme.weights_only:
+        ops = [(op, str(int8 or ""), str(floats or "")) for op, (int8, floats) in report.census.table.items()]
+        parts.append(_html_table(("op", INT8, FLOAT), ops))
+    fallbacks = report.census.float_fallbacks
+    if fallbacks:
+        rows = [
+            (node.name, node.op, "" if node.macs is None else _format_count(node.macs), node.reason)
+            for node in fallbacks
+        ]
+        parts.append(_html_table(("float fallback", "op", "MACs", "reason"), rows))
+    parts.append(_html_table(("figure", "value"), _figures(report)))
+    return "".join(parts)
+
+
+def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each key figure."""
+    census, quality, latency = report.census, report.accuracy.quality, report.latency
+    yield "model", report.model
+    yield "target", report.target
+    if report.output is not None:
+        yield "file", str(report.output)
+    yield "size", f"{format_size(report.num_bytes)}, float model {format_size(report.float_num_bytes)}"
+    yield "int8 weights", f"{report.num_weights} constants"
+    if not report.scheme.weights_only:
+        yield "precision", _int8_text(census)
+        yield "quantize/dequantize boundaries", str(census.boundaries)
+    if census.executed:
+        yield "int8 fraction after the rewrites of the runtime", _executed_text(census)
+    if quality is not None and quality.agreement is not None:
+        yield "agreement with the float model", f"{quality.agreement}, on {report.accuracy.samples}"
+    if report.accuracy.sqnr is not None:
+        yield "SQNR", f"{report.accuracy.sqnr}, on {report.accuracy.samples}"
+    for each in latency.runtimes:
+        yield f"speed-up in {each.runtime}", each.speedup.verdict
+        yield f"latency in {each.runtime}, float -> int8", _format_latencies(*each.milliseconds)
+    if latency.benchmark is not None:
+        yield "latency", _comparison_line(latency.benchmark)
+    yield "threads", report.threads
+    yield "preprocessing", report.preprocessing_text
+    for doubt in report.accuracy.doubts:
+        yield "warning", doubt
+    for warning in report.warnings:
+        yield "warning", warning
+    if report.next_step is not None:
+        yield "recommendation", report.next_step.reason
+        yield from ((cause.kind, cause.text) for cause in report.next_step.causes)
+        yield "next command", report.next_step.command
+
+
+def _html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _size_line(report: QuantizationReport) -> str:
+    before, after = report.float_num_bytes, report.num_bytes
+    change = f"{before / after:.1f} times smaller" if after < before else f"{after / max(before, 1):.1f} times larger"
+    name = report.output if report.output is not None else f"{report.model} ({report.target})"
+    return f"{name}: {format_size(after)}, {change} than the float model ({format_size(before)})"
+
+
+def _precision_lines(report: QuantizationReport) -> Iterator[str]:
+    """Yield the table of nodes by op and precision, and the fraction of int8 MACs."""
+    census = report.census
+    width = max(map(len, (*census.table, "op")))
+    yield f"{'op':<{width}}  {INT8:>6}  {FLOAT:>6}"
+    for op, (num_quantized, num_float) in census.table.items():
+        yield f"{op:<{width}}  {num_quantized or '':>6}  {num_float or '':>6}"
+    yield ""
+    count = census.boundaries
+    boundaries = "boundary remains" if count == 1 else "boundaries remain"
+    yield f"{_int8_text(census)}; {count} quantize/dequantize {boundaries}"
+    if report.provenance.trained:
+        calibration = "" if report.provenance.count else "; no calibration data was needed"
+        yield f"{report.provenance.trained} ranges come from quantization-aware training{calibration}"
+    if census.executed:
+        macs = "known MACs" if census.unknown_macs else "MACs"
+        yield f"{_executed_text(census)} of the {macs} after the rewrites of the runtime"
+    if report.portability is not None:
+        yield str(report.portability)
+    if advice := find_target(report.target).gpu_advice:
+        yield advice
+
+
+def _int8_text(census: Census) -> str:
+    """Return the int8 fraction of the MACs; the number of int8 layers if MACs are unknown."""
+    # Rounded down, so that 100 % means all.
+    percent = "" if census.int8_fraction is None else f"{floor(1000 * census.int8_fraction) / 10:.1f} %"
+    if percent and not census.unknown_macs:
+        return f"{percent} of the MACs are int8"
+    num_layers = census.num_patterns + census.num_float_layers
+    layers = f"{census.num_patterns} of {num_layers} layers are int8" if num_layers else "no layer to quantize"
+    fraction = f", {percent} of the known MACs" if census.int8_macs else ""
+    unknown = ", ".join(f"{number} {op}" for op, number in census.unknown_macs.items())
+    return f"{layers}{fraction} (MACs unknown for {unknown})" if unknown else layers
+
+
+def _executed_text(census: Census) -> str:
+    """Return the int8 fraction of the known MACs in each runtime, rounded down."""
+    fractions = census.executed.items()
+    return ", ".join(f"{find_runtime(name).title}: {floor(1000 * value) / 10:.1f} %" for name, value in fractions)
+
+
+def _fallback_lines(report: QuantizationReport) -> Iterator[str]:
+    fallbacks = report.census.float_fallbacks
+    for node in fallbacks[:LIST_LENGTH]:
+        cost = f", {_format_count(node.macs)} MACs" if node.macs else ""
+        yield f"  float fallback: {node.name} ({node.op}{cost}): {node.reason}"
+    if len(fallbacks) > LIST_LENGTH:
+        yield f"  float fallback: {len(fallbacks) - LIST_LENGTH} more (--explain lists all)"
+
+
+def _warning_lines(report: QuantizationReport) -> Iterator[str]:
+    for warning in report.warnings[:LIST_LENGTH]:
+        yield f"  warning: {warning}"
+    if len(report.warnings) > LIST_LENGTH:
+        yield f"  warning: {len(report.warnings) - LIST_LENGTH} more (--save-ranges lists all)"
+
+
+def _search_lines(report: QuantizationReport, fallback: Fallback) -> Iterator[str]:
+    """Yield the gain and the cost of each layer that the accuracy search keeps in float."""
+    yield f"drop {fallback.baseline.drop:.4f} with all layers in int8, {fallback.loss.drop:.4f} with the fallbacks"
+    rows = [row for row in fallback.layers if row.is_float]
+    if rows:
+        costs = {node.name: node.macs for node in report.census.float_fallbacks}
+        head = f"in {report.fallback_precision}"
+        width = max(len(head), *(len(row.layer) for row in rows))
+        yield f"  {head:<{width}}  {'drop gained':>11}  {'KL gained':>9}  {'MACs':>13}"
+        for row in rows:
+            gain, cost = row.contribution or row.gain, costs.get(row.layer)
+            numbers = f"{gain.drop:>11.4f}  {gain.kl_divergence:>9.4f}" if gain else f"{'':>11}  {'':>9}"
+            yield f"  {row.layer:<{width}}  {numbers}  {'' if cost is None else _format_count(cost):>13}"
+    if not fallback.is_complete:
+        yield "  time budget exhausted: run the same command with a larger --time-budget to resume"
+
+
+def _accuracy_lines(report: QuantizationReport) -> Iterator[str]:
+    accuracy, quality = report.accuracy, report.accuracy.quality
+    for doubt in accuracy.doubts:
+        yield f"  warning: {doubt}"
+    for failure in report.failed_trials:
+        yield f"  warning: a trial failed: {failure.splitlines()[0]}"
+    for failure in accuracy.failures:
+        yield f"  warning: {failure.splitlines()[0]}"
+    if accuracy.failures and accuracy.metrics is None:
+        yield "agreement with the float model not measured: no runtime can run the quantized model"
+    if quality is not None and quality.agreement is not None and quality.kl_divergence is not None:
+        agreement = f"agreement with the float model {quality.agreement}"
+        doubted = " (meaningless: see the warnings)" if accuracy.doubts else ""
+        yield f"{agreement}, KL {quality.kl_divergence:.4f}, on {accuracy.samples}{doubted}"
+        if quality.top1 is not None and accuracy.float_top1 is not None:
+            yield f"top-1 {quality.top1}, float model {accuracy.float_top1}"
+        for warning in quality.warnings if quality.label_shift else ():
+            yield f"  warning: {warning}"
+    elif accuracy.sqnr is not None:
+        yield f"{accuracy.sqnr}, on {accuracy.samples}"
+        for name, metrics in accuracy.sqnr.classes.items():
+            yield f"top-1 of {name} {metrics.top1}, float model {accuracy.float_top1}"
+    if accuracy.metrics is not None and accuracy.metrics.not_finite:
+        yield f"  {accuracy.metrics.not_finite} outputs contain NaN or infinity: run quantkit compare to find the layer"
+
+
+def _latency_lines(report: QuantizationReport) -> Iterator[str]:
+    latency = report.latency
+    for each in latency.runtimes:
+        advice = f"; {KEEP_FLOAT} in this runtime" if each.speedup.outcome in ("slower", "same") else ""
+        yield f"in {each.runtime}: {each.speedup.verdict}, {_format_latencies(*each.milliseconds)}{advice}"
+    if latency.skipped:
+        yield f"latency not measured: {latency.skipped}"
+    if latency.benchmark is not None:
+        for row in latency.benchmark.rows:
+            if isinstance(row.outcome, Failure):
+                yield f"  {row.label} in {row.runtime} not measured: {row.outcome.reason}"
+        yield _comparison_line(latency.benchmark)
+    yield f"threads: {report.threads}"
+    if report.next_step is not None:
+        yield report.next_step.reason
+        yield from (f"  {cause}" for cause in report.next_step.causes)
+        yield f"next: {report.next_step.command}"
+
+
+def _comparison_line(benchmark: Benchmark) -> str:
+    """Return the latencies of all rows in one line, and the rows that are not shown to be slower than the first."""
+    rows = sorted(benchmark.measurements, key=lambda each: each.summary.median)
+    names = [f"{each.context.model} in {each.context.runtime}" for each in rows]
+    latencies = [f"{name} {format_latency(each.summary.median)} ms" for name, each in zip(names, rows, strict=True)]
+    rivals = " and ".join(f"{row.label} in {row.runtime}" for row in benchmark.rivals)
+    note = f"; {names[0]} is not shown to be faster than {rivals}" if rivals else ""
+    return f"on this machine, {'by median' if rivals else 'fastest first'}: {', '.join(latencies)}{note}"
+
+
+def _format_count(number: int) -> str:
+    return f"{number / 1e6:.1f} million" if number >= 1e5 else f"{number / 1e3:.1f} thousand"
+
+
+def _format_latencies(before: float, after: float) -> str:
+    """Return two latencies with the same number of decimals: two significant digits of the smaller one.
+
+    >>> _format_latencies(0.16, 0.2)
+    '0.16 -> 0.20 ms'
+    >>> _format_latencies(12.34, 4.56)
+    '12.3 -> 4.6 ms'
+    """
+    smallest = min(before, after)
+    decimals = 1 if smallest >= 1 or smallest <= 0 else 1 - floor(log10(smallest))
+    return f"{before:.{decimals}f} -> {after:.{decimals}f} ms"
