@@ -105,7 +105,7 @@ SUPPORTED_BY = {
     "GOOD_STATE_ERROR": ("dtln_2", "gtcrn_stream", "silero_vad_op15"),
     "MAX_FLOAT_LOSS": (*_LOSSY, *_NOISY),
     "MAX_CHEAP_LOSS": (*_LAST, "gtcrn_stream", "kwt1"),
-    "MAX_OBSERVER_LOSS": ("sediment_unet", "yunet_n_320"),
+    "MAX_OBSERVER_LOSS": ("sediment_unet",),
     "MAX_CORRECTED_LOSS": _CORRECTED,
     "MAX_LAYERS": _LOSSY,
     "MIN_LAYERS": ("dtln_2", "silero_vad_op15"),
