@@ -6,7 +6,8 @@ The networks are those of `support/portable_networks.py`. Each is quantized on t
 ``onnx``, ``gpu`` for ``tensorrt``, and ``half`` is ``gpu`` with float16 for the float layers. The SQNR to the float
 model is that of ONNX Runtime on the CPU. ``edges`` compares the SQNR of each tensor that both targets quantize: the
 loss of the target ``tensorrt``, and the loss that follows from the quantization steps alone, 20 log10 of their ratio.
-With --observers, the first samples are quantized with the ranges of each observer instead, without trials.
+With --observers, the first samples are quantized with the ranges of each observer instead, without trials, and with
+zero points of all tensors (``affine``), which TensorRT refuses: the difference is the loss that the format costs.
 
 With TensorRT-RTX 1.7.1.116, the float file and the files of the target are compiled: the report counts the planned int8
 layers that are int8 kernels, and the layers about which `summarize --for tensorrt` and the compiled program agree. No
@@ -35,13 +36,16 @@ from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # 
 
 import quantkit as qk  # noqa: E402
 from quantkit import formats  # noqa: E402
-from quantkit.errors import UnavailableError  # noqa: E402
+from quantkit.errors import UnavailableError, UsageError  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
 from quantkit.quantization import Scheme, annotate, calibrate, convert, prepare  # noqa: E402
 from quantkit.quantization.annotation import in_target_dialect  # noqa: E402
+from quantkit.quantization.corrections import correct_biases  # noqa: E402
 from quantkit.quantization.parameters import QuantizationParameters  # noqa: E402
 from quantkit.quantization.targets import find_target  # noqa: E402
 from quantkit.quantization.targets.finding import Build, Finding  # noqa: E402
+from quantkit.quantization.targets.onnx import native  # noqa: E402
+from quantkit.quantization.targets.tensorrt.zero_points import AFFINE  # noqa: E402
 from quantkit.quantization.workflow.options import FLOAT16  # noqa: E402
 from quantkit.quantization.workflow.result import QuantizationResult  # noqa: E402
 
@@ -76,16 +80,31 @@ def quantize(network: SavedNetwork, target: str, path: Path) -> QuantizationResu
     return qk.quantize(network.path, network.samples, target=target, output=path, **network.options(target))
 
 
-def convert_with(network: SavedNetwork, observer: str, build: Path) -> float:
-    """Return the SQNR of the first samples with the ranges of an observer, without trials of alternatives."""
+def convert_with(network: SavedNetwork, build: Path, observer: str = OBSERVERS[0], *, is_affine: bool = False) -> float:
+    """Return the SQNR of the first samples with the ranges of an observer, without trials of alternatives.
+
+    Args:
+        network: float model with samples.
+        build: folder of the files.
+        observer: name of the observer.
+        is_affine: True with zero points of all tensors, which TensorRT refuses.
+    """
     network = replace(network, samples=network.samples[:NUM_OBSERVED])
     scheme = Scheme.for_target(TARGET, keep_float=network.keep_float, observer=observer)
     graph = prepare(qk.transform(qk.load(network.path), "inference").graph, scheme)
     plan = annotate(graph, scheme, float_nodes=find_target(TARGET).slow_nodes(graph, "auto"))
+    if is_affine:
+        plan = replace(plan, activations=dict.fromkeys(plan.activations, AFFINE))
     names = [str(edge) for edge in graph.inputs]
-    feeds = [rename_feeds(sample, names) for sample in network.samples]
-    formats.save(convert(graph, plan, calibrate(graph, plan, feeds)), build / "observed.onnx")
-    return float(sqnr(run_model(network.path, network), run_model(build / "observed.onnx", network)))
+    ranges = calibrate(graph, plan, [rename_feeds(sample, names) for sample in network.samples])
+    if is_affine:
+        merged = ranges.merge_groups(plan.groups)
+        quantized = native.convert(correct_biases(graph, plan, merged), plan, merged, keeps_biases=True)
+    else:
+        quantized = convert(graph, plan, ranges)
+    path = build / f"{network.path.name.split('.')[0]}.tried.onnx"
+    formats.save(quantized, path)
+    return float(sqnr(run_model(network.path, network), run_model(path, network)))
 
 
 def compare_edges(cpu: QuantizationResult, gpu: QuantizationResult) -> dict[str, dict[str, list[float]]]:
@@ -127,7 +146,11 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
         return float(sqnr(expected, run_model(build / f"{name}.{kind}.onnx", network)))
 
     if observers:
-        row["observers"] = {observer: convert_with(network, observer, build) for observer in OBSERVERS}
+        try:
+            observed = {observer: convert_with(network, build, observer) for observer in OBSERVERS}
+            row |= {"observers": observed, "affine": convert_with(network, build, is_affine=True)}
+        except UsageError as error:  # states whose first dimension is not that of the samples
+            row["not_observed"] = error.message
         return row
     if not reuse:
         cpu, gpu = (quantize(network, KINDS[kind], build / f"{name}.{kind}.onnx") for kind in KINDS)
@@ -177,6 +200,9 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "signed_tensors": len(signed),
         "signed_within_limit": sum(loss <= MAX_LOSS for loss in signed),
+        "format_loss_db": {
+            row["name"]: round(row["affine"] - row["observers"][OBSERVERS[0]], 2) for row in rows if "affine" in row
+        },
         "observers": {
             f"{part}: {observer}": mean_of([observed[name][observer] for name in names if name in observed])
             for part, names in (("choosing", CHOOSING), ("confirming", set(NAMES) - set(CHOOSING)))
@@ -223,7 +249,7 @@ def main() -> None:
     parser.add_argument("build", type=Path, help="folder of the models")
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NAMES))
     parser.add_argument("--reuse", action="store_true", help="compare the models in BUILD again without quantizing")
-    parser.add_argument("--observers", action="store_true", help="compare the ranges of observers instead")
+    parser.add_argument("--observers", action="store_true", help="compare observers and number formats instead")
     parser.add_argument("--save", type=Path, default=HERE / "tensorrt.json", help="file to write")
     options = parser.parse_args()
     saved = json.loads(options.save.read_text()) if options.save.exists() else {"rows": []}

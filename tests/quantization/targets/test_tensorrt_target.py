@@ -23,6 +23,7 @@ from quantkit.quantization.targets.tensorrt import builder
 from quantkit.quantization.targets.tensorrt.check import examine, find_int8_layers
 from quantkit.quantization.workflow.planning import uncalibrated_ranges
 from quantkit.summary import summarize
+from quantkit.transforms._names import rename_nodes
 from quantkit.transforms.precision.convert_precision import convert_precision, find_types
 
 (ENTRY,) = [entry for entry in entry_points(group="console_scripts") if entry.name == "quantkit"]
@@ -184,6 +185,14 @@ def test_float_parts_in_float16_keep_the_types_of_inputs_and_outputs(tmp_path: P
 
 def test_a_signed_file_has_no_finding() -> None:
     assert kinds(QUANTIZED) == []
+
+
+def test_casts_between_float_types_are_a_part_of_the_kernels() -> None:
+    text = QUANTIZED.replace("conv = Conv(xd,", "half = Cast(xd, to=10)\nconv = Conv(half,")
+    graph = from_text(text.replace("y = Relu(conv)", "float = Cast(conv, to=1)\ny = Relu(float)"))
+    nodes = rename_nodes(graph, {"half": "half:0"})
+    assert examine(nodes) == ()
+    assert find_int8_layers(nodes) == {"conv"}
 
 
 def test_a_zero_point_is_refused() -> None:

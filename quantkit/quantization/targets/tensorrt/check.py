@@ -50,11 +50,11 @@ def find_int8_layers(graph: Graph) -> frozenset[str]:
 
 
 def _without_casts(graph: Graph) -> Graph:
-    """Return the graph without casts between float32 and float16, which are a part of the kernels."""
+    """Return the graph without casts to float32 and float16, which are a part of the kernels."""
     names = {name for name, node in graph.nodes.items() if node.op == "Cast" and node.attrs.get("to") in FLOAT_TYPES}
     draft = Draft(graph)
     for name in names - graph.output_names:
-        draft.redirect(name, graph[name].inputs[0])
+        draft.redirect(Edge(name), graph[name].inputs[0])
         draft.remove(name)
     return draft.graph()
 
