@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from records import example, write_records
 import quantkit as qk
 from quantkit.batch_inference import BatchInference, workflow
 from quantkit.batch_inference.results import FORMATS, read_rows
+from quantkit.batch_inference.rows import class_rows
 from quantkit.batch_inference.service import InferenceTask
+from quantkit.data.labels import read_labels
 from quantkit.errors import InputError, UsageError
 from quantkit.progress import Progress
 
@@ -116,6 +119,16 @@ def test_labels_of_another_model_are_rejected(tmp_path: Path, use_inline: Callab
     (tmp_path / "labels.txt").write_text("\n".join(f"class {index}" for index in range(12)))
     with pytest.raises(InputError, match="the labels belong to another model"):
         run(HELD_OUT, tmp_path / "out", limit=7, labels=tmp_path / "labels.txt")
+
+
+def test_labels_are_checked_by_the_scores_of_a_model_with_a_dynamic_output(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("a\nb\nc")
+    labels = read_labels(tmp_path / "labels.txt")
+    model: Any = SimpleNamespace(predict=lambda *_: np.eye(4)[:2], label_order=None)
+    with pytest.raises(InputError, match="the model has 4 class scores"):
+        class_rows(model, Any, labels, [])
+    model.predict = lambda *_: np.eye(3)[1:]
+    assert [row["label"] for row in class_rows(model, Any, labels, [])] == ["b", "c"]
 
 
 def test_limit_is_the_fixed_subset_of_evaluate(tmp_path: Path, use_inline: Callable[..., InlineCluster]) -> None:

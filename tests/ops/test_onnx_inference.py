@@ -106,6 +106,8 @@ def test_an_expansion_to_computed_sizes_has_their_number_of_dimensions() -> None
         ("last, first, axes, back", (2, 4, 3)),
         ("zero, ends, axes", (2, 4, None)),
         ("zero, ends", (None, None, None)),
+        ("starts=[0, 1], ends=[9, -1]", (2, 2, 5)),  # attributes in opsets before 10
+        ("starts=[-2], ends=[5], axes=[2]", (2, 4, 2)),
     ],
 )
 def test_slices(inputs: str, expected: tuple[int | None, ...]) -> None:
