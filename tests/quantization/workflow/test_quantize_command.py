@@ -27,6 +27,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def digest_of_finite_samples(images: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the digest of the model that all images but the last one calibrate."""
+    folder = tmp_path_factory.mktemp("finite")
+    np.save(folder / "finite.npy", np.load(images).astype(np.float64)[:11])
+    qk.quantize("digits", folder / "finite.npy", runs=0, output=folder / "b.onnx")
+    return content_digest(folder / "b.onnx")
+
+
 def quantize_digits(flags: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     code = main(["quantize", "digits", *flags, "--json"])
     captured = capsys.readouterr()
@@ -79,21 +88,19 @@ def test_outputs_overwrite_neither_each_other_nor_an_input(
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
 def test_samples_that_are_not_finite_are_skipped(
-    value: float, tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
+    value: float, tmp_path: Path, images: Path, digest_of_finite_samples: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The model equals that of the other samples."""
     values = np.load(images).astype(np.float64)
     values[11, 4, 4, 0] = value
     np.save(tmp_path / "broken.npy", values)
-    np.save(tmp_path / "finite.npy", values[:11])
-    for name, data in (("a.onnx", "broken.npy"), ("b.onnx", "finite.npy")):
-        flags = ["-o", str(tmp_path / name), "--calibration", str(tmp_path / data), "--runs", "0"]
-        assert main(["quantize", "digits", *flags]) == 0
+    flags = ["-o", str(tmp_path / "a.onnx"), "--calibration", str(tmp_path / "broken.npy"), "--runs", "0"]
+    assert main(["quantize", "digits", *flags]) == 0
     kind = "NaN" if np.isnan(value) else "infinity"
     output = capsys.readouterr()
     assert f"skipped sample 11: {kind} in 1 of 256 values" in output.err
     assert f"warning: 1 of the calibration images skipped, the first one is sample 11: {kind} in 1 of" in output.out
-    assert content_digest(tmp_path / "a.onnx") == content_digest(tmp_path / "b.onnx")
+    assert content_digest(tmp_path / "a.onnx") == digest_of_finite_samples
 
 
 @pytest.mark.engine
@@ -313,8 +320,9 @@ def test_weights_only_needs_no_calibration_data(
     assert document["float_fallbacks"] == []
     assert document["quality"]["agreement"]["value"] >= 0.99
     assert output.stat().st_size < document["float_num_bytes"] / 2
-    assert main(["quantize", "digits", *flags, "-q"]) == 0
-    assert "int8 weights: 21 constants" in capsys.readouterr().out
+    if target == "onnx":
+        assert main(["quantize", "digits", *flags, "-q"]) == 0
+        assert "int8 weights: 21 constants" in capsys.readouterr().out
 
 
 @pytest.mark.engine
