@@ -10,7 +10,7 @@ fault, otherwise it is deselected. A fault that no test can find, because both p
 document with a note, which is written by hand.
 
 With ``--again``, the faults are those of the document, and only the tests that found them run, and all tests of the
-faults that are left. A fault whose code is no longer there keeps its row.
+faults that are left. A fault whose code is no longer there keeps its row. ``found_before`` is the first result.
 """
 
 import argparse
@@ -220,6 +220,8 @@ def main() -> None:
             if options.again and "::" in before.get("test", ""):
                 tests = [before["test"]]
             row = measure(checkout, fault, number, tests)
+            if options.again:
+                row["found_before"] = before.get("found_before", before["found"])
             if "note" in before and not row["found"]:
                 row["note"] = before["note"]
             rows.append(row)
@@ -233,6 +235,8 @@ def save(path: Path, seed: int, rows: Sequence[dict[str, Any]]) -> None:
 
     document = {"schema": "quantkit.bench.faults/1", "machine": this_machine().to_json(), "seed": seed}
     document |= {"faults": len(rows), "found": sum(row["found"] for row in rows)}
+    if any("found_before" in row for row in rows):
+        document["found_before"] = sum(row.get("found_before", row["found"]) for row in rows)
     document |= {"equivalent": sum("note" in row for row in rows), "rows": list(rows)}
     path.write_text(json.dumps(document, indent=1) + "\n")
 
