@@ -234,7 +234,7 @@ def test_functions_nested_in_subgraphs_without_end_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        *(("twice", "onnx"), ("twice", "litert"), ("nested", "onnx"), ("nested", "tensorflow")),
+        *(("twice", "litert"), ("nested", "onnx"), ("nested", "tensorflow")),
         *(("weights inside", "onnx"), ("linear", "onnx"), ("linear", "tensorflow")),
     ],
 )
