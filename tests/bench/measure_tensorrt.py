@@ -260,7 +260,7 @@ def main() -> None:
         rows[name] = row
         print(json.dumps({key: value for key, value in row.items() if key not in ("edges", "findings")}), flush=True)
         ordered = [rows[each] for each in NAMES if each in rows]
-        document = {"schema": "quantkit.bench.tensorrt/1", "summary": summarize(ordered), "rows": ordered}
+        document = {"schema": "quantkit.bench.tensorrt/2", "summary": summarize(ordered), "rows": ordered}
         text = re.sub(
             r"\[\s+([-\d.,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", json.dumps(document, indent=1)
         )

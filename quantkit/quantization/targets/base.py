@@ -156,6 +156,10 @@ class Target(ABC):
         """
         return store_weights(graph, plan)
 
+    def narrow_floats(self, graph: Graph) -> Graph:
+        """Return a quantized graph whose float ops compute in float16, if `writes_float16` is set."""
+        return graph
+
     def write(self, graph: Graph, path: Path, *, weights_only: bool = False) -> None:
         """Write a graph of `convert` or `store_weights`; the file appears complete or not at all.
 

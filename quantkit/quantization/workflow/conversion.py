@@ -138,7 +138,7 @@ class Conversion:
         if self.source is not None and quantized.dialect == onnx.DIALECT:
             quantized = onnx.with_dimension_names(quantized, self.source)
         if self.float_parts == FLOAT16:
-            return convert_precision(quantized, to=FLOAT16, weights_only=False)
+            return self.target.narrow_floats(quantized)
         if self.source is not None and self.float_parts == ORIGINAL:
             int8_nodes = {*self.plan.pattern_of, *self.plan.pass_through}
             quantized = restore_half(quantized, self.source, quantized.nodes.keys() - int8_nodes)

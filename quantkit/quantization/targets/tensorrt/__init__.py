@@ -21,11 +21,12 @@ from quantkit.quantization.targets.onnx import OnnxTarget, native
 from quantkit.quantization.targets.onnx.attention import find_attention
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.quantization.targets.tensorrt.builder import check_build
-from quantkit.quantization.targets.tensorrt.check import examine
+from quantkit.quantization.targets.tensorrt.check import examine, find_int8_layers
 from quantkit.quantization.targets.tensorrt.rules import find_small_size
 from quantkit.quantization.targets.tensorrt.zero_points import find_affine_edges, fold_zero_points
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
+from quantkit.transforms.precision.convert_precision import convert_precision
 
 FUSED_OPS = find_ops(Fact.ACTIVATION | Fact.GATE, "onnx") - find_ops(Fact.FUSED, "onnx")
 FUSED = "TensorRT fuses a float activation with the layer before it"
@@ -66,6 +67,12 @@ class TensorRTTarget(OnnxTarget):
 
     def edge_formats(self, graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
         return find_affine_edges(graph, plan)
+
+    def narrow_floats(self, graph: Graph) -> Graph:
+        # The sums of an int8 layer contain its zero point until its bias is added, which float16 would round.
+        layers = find_int8_layers(graph)
+        sums = {node.name for layer in layers for node in graph.consumers(layer) if node.op == "Add"}
+        return convert_precision(graph, to="float16", weights_only=False, keep=tuple(sorted(layers | sums)))
 
     def examine(self, graph: Graph) -> tuple[Finding, ...]:
         return examine(graph)
