@@ -159,6 +159,8 @@ class _HalfConversion:
         """Return the indexes of the float32 inputs of a node."""
         if self.types is not None:
             edges = node.inputs[:1] if node.op in RESIZE_OPS else node.inputs
+            if any(edge.node and edge not in self.types for edge in edges):
+                return []  # the type of an output of a subgraph is not known
             return [slot for slot, edge in enumerate(edges) if self.types.get(edge) is DType.FLOAT]
         if node.op in self.compute_ops | self.movement_ops:
             if node.attrs.get("T", DType.FLOAT) is not DType.FLOAT:

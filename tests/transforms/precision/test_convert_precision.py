@@ -112,6 +112,21 @@ def test_onnx_graphs_compute_in_half_precision_between_casts() -> None:
     np.testing.assert_allclose(results[1], results[0], atol=2e-3 * np.abs(results[0]).max())
 
 
+def test_onnx_ops_with_an_input_of_unknown_type_stay_float() -> None:
+    graph = from_text("""
+    dialect: onnx
+    inputs: x
+    outputs: y
+    x = Placeholder[1x4](dtype=float)
+    unknown = If(x)
+    sum = Add(x, unknown)
+    y = Relu(x)
+    """)
+    half = convert_precision(graph, weights_only=False)
+    assert half["sum"].inputs == (Edge("x"), Edge("unknown"))
+    assert half["y"].op == "Cast"
+
+
 @pytest.fixture(scope="module")
 def digits() -> Graph:
     model = load("digits")
