@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from wrong_rewrites import NETWORKS, REWRITES, networks
 
 import quantkit as qk
 from quantkit.data.random_inputs import find_compared_integers
 from quantkit.errors import CheckError
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.tensor import Tensor
 from quantkit.ir.text import from_text
 from quantkit.recipes.named import RECIPES
 from quantkit.recipes.verify import Verifier, make_verifier
@@ -60,6 +62,43 @@ def test_recipes_keep_the_outputs(recipe: str, name: str) -> None:
     assert model.trace is not None
     assert all(record.check or record.skips for record in model.trace.records)
     assert not messages
+
+
+# Networks with one output value after h = Gemm(x, w, b) * g + c, (1, 32).
+SINGLE_VALUES = {
+    "regression": "y = MatMul(h, v)",
+    "binary classifier": "z = MatMul(h, v)\ny = Sigmoid(z)",
+    "average": "r = Relu(h)\nz = ReduceMean(r, keepdims=0)\nk = Constant(0.001)\ny = Mul(z, k)",
+    "distance": "s = Mul(h, h)\nz = ReduceSum(s, keepdims=0)\ny = Sqrt(z)",
+    "index": "z = ArgMax(h, axis=1, keepdims=0)\ny = Cast(z, to=1)",
+}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", SINGLE_VALUES)
+def test_recipes_keep_one_output_value(name: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    shapes = {"w": (64, 32), "b": (32,), "g": (32,), "c": (32,), "v": (32, 1)}
+    constants = [
+        Node(key, "Constant", attrs={"value": Tensor.of(random.standard_normal(shape).astype(np.float32))})
+        for key, shape in shapes.items()
+        if key != "v" or "v)" in SINGLE_VALUES[name]
+    ]
+    graph = from_text(f"""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[1x64]()
+        f = Gemm(x, w, b)
+        m = Mul(f, g)
+        h = Add(m, c)
+        {SINGLE_VALUES[name]}
+    """)
+    graph = graph.with_nodes([*constants, *graph.nodes.values()])
+    model = qk.transform(graph, "inference", runtime="reference", verify=True, seed=seed)
+    assert model.trace is not None
+    assert "Mul" not in model.graph.op_counts or name in ("average", "distance")
+    assert any(record.check.startswith("y: ") for record in model.trace.records)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
