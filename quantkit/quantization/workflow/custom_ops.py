@@ -1,8 +1,10 @@
 """Quantization of the part of a graph before custom ops, which no runtime has a kernel for."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from quantkit.formats import onnx
+from quantkit.formats.onnx.values import parse_message
 from quantkit.ir.graph import Edge, Graph, Node, Opaque
 from quantkit.ops.roles.onnx import CONTROL_FLOW_OPS
 from quantkit.runtimes import runtimes
@@ -18,20 +20,24 @@ def find_custom_ops(graph: Graph) -> list[str]:
     """
     installed = runtimes().values()
     domains = {*ONNX_DOMAINS, *(domain for runtime in installed for domain in runtime.op_domains)}
-    ops = {name: _op_types(node, graph) for name, node in graph.nodes.items()}
+    ops = {name: _op_types(node) for name, node in graph.nodes.items()}
     custom = {op for types in ops.values() for op in types if op.rpartition(".")[0] not in domains}
     unknown = {op for op in custom if not any(runtime.has_custom_op(op) for runtime in installed)}
     return [name for name, types in ops.items() if types & unknown]
 
 
-def _op_types(node: Node, graph: Graph) -> set[str]:
-    """Return the op types of a node and of its subgraphs."""
-    ops = {node.op}
-    for attribute in node.attrs.values() if node.op in CONTROL_FLOW_OPS else ():
-        if isinstance(attribute, Opaque):
-            body = onnx.decode_subgraph(attribute, graph)
-            ops.update(*(_op_types(inner, body) for inner in body.nodes.values()))
-    return ops
+def _op_types(node: Node) -> set[str]:
+    """Return the op types of a node and of its subgraphs, at any depth."""
+    bodies = [value for value in node.attrs.values() if isinstance(value, Opaque) and node.op in CONTROL_FLOW_OPS]
+    return {node.op}.union(*(_find_ops(parse_message("AttributeProto", body.data)) for body in bodies))
+
+
+def _find_ops(attribute: Any) -> Iterator[str]:
+    """Yield the op types of the subgraphs of an attribute."""
+    for node in (node for graph in (attribute.g, *attribute.graphs) for node in graph.node):
+        yield f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        for inner in node.attribute:
+            yield from _find_ops(inner)
 
 
 def cut_custom_ops(graph: Graph) -> Graph:

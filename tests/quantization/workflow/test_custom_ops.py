@@ -120,6 +120,19 @@ def test_files_keep_all_outputs_around_custom_ops(name: str, tmp_path: Path) -> 
     assert "--custom-op-library" in caught.value.hint
 
 
+def test_custom_ops_of_nested_branches_are_found(tmp_path: Path) -> None:
+    """The inner branch uses values of the main graph, which the outer branch does not have."""
+    outer = onnx.helper.make_graph(
+        [NODE("If", ["flag"], ["o"], then_branch=branch("t", "Acme"), else_branch=branch("e", "Neg"))],
+        *("outer", [], [onnx.helper.make_tensor_value_info("o", FLOAT, None)]),
+    )
+    nodes = [
+        *(CONVOLUTION, NODE("ReduceMax", ["c"], ["m"], keepdims=0), NODE("Greater", ["m", "half"], ["flag"])),
+        NODE("If", ["flag"], ["y"], then_branch=outer, else_branch=branch("n", "Neg")),
+    ]
+    assert custom_ops.find_custom_ops(qk.load(save(nodes, ["y"], tmp_path)).graph) == ["y"]
+
+
 def test_a_custom_op_at_the_start_leaves_no_part(tmp_path: Path) -> None:
     graph = onnx.load(write("end", tmp_path))
     graph.graph.node[0].domain, graph.graph.node[0].op_type = "com.acme", "Acme"
