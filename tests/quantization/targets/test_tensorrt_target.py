@@ -11,7 +11,7 @@ import pytest
 import quantkit as qk
 from quantkit.errors import CheckError, UnavailableError, UsageError
 from quantkit.formats import onnx as onnx_format
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text
 from quantkit.ops.shape_inference import UNKNOWN
@@ -194,6 +194,8 @@ def test_casts_between_float_types_are_a_part_of_the_kernels() -> None:
     nodes = rename_nodes(graph, {"half": "half:0"})
     assert examine(nodes) == ()
     assert find_int8_layers(nodes) == {"conv"}
+    captured = nodes.with_nodes([*nodes.nodes.values(), Node("branches", "If", (Edge("x"),), ("half:0",))])
+    assert examine(captured) == (), "a branch uses the value of the cast"
 
 
 def test_a_zero_point_is_refused() -> None:

@@ -53,9 +53,10 @@ def _without_casts(graph: Graph) -> Graph:
     """Return the graph without casts to float32 and float16, which are a part of the kernels."""
     names = {name for name, node in graph.nodes.items() if node.op == "Cast" and node.attrs.get("to") in FLOAT_TYPES}
     draft = Draft(graph)
+    captured = {name for node in graph.nodes.values() for name in node.controls}
     for name in names - graph.output_names:
         draft.redirect(Edge(name), graph[name].inputs[0])
-        draft.remove(name)
+    draft.remove(*names - graph.output_names - captured)
     return draft.graph()
 
 
