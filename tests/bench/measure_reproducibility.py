@@ -123,7 +123,8 @@ def main() -> None:
         groups = [
             {where: each[name] for where, each in group.items() if name in each} for group in (digests, emulation)
         ]
-        is_equal = all(len(set(group.values())) == 1 < len(group) for group in groups if group)
+        compared = [group for group in groups if group]
+        is_equal = bool(compared) and all(len(set(group.values())) == 1 < len(group) for group in compared)
         row = {where: digest for group in groups for where, digest in group.items()}
         rows.append({"name": name, "is_equal": is_equal, **row})
         print(name, rows[-1]["is_equal"], len(row))
