@@ -99,6 +99,7 @@ def observing_runtime(dialect: str) -> str:
     return observing_runtimes(dialect)[0]
 
 
+@public
 def observing_runtimes(dialect: str) -> tuple[str, ...]:
     """Return the names of the runtimes that run a dialect natively, the best one for observing all tensors first.
 
