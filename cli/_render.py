@@ -108,8 +108,8 @@ def show_progress(args: Namespace) -> Iterator[OnProgress]:
 
 
 def _time_text(progress: Progress) -> str:
-    """Return the longest expected duration of a stage as a clause; empty if it is not known."""
-    return "" if progress.seconds is None else f", up to about {progress.seconds:.0f} s"
+    """Return the expected duration of a stage as a clause; empty if it is not known."""
+    return "" if progress.seconds is None else f", about {progress.seconds:.0f} s"
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Options of verbs, each declared once: type, default value, check, documentation and flag.
 
-    @dataclass(frozen=True, kw_only=True)
+    @dataclass(frozen=True)
     class SearchOptions(LoadingOptions):
         model: Annotated[Any, Declaration(doc="model, graph, path or card name")]
+        _: KW_ONLY
         max_drop: float | None = option(None, require_fraction, help="largest drop, a fraction")
 
     @public
@@ -17,7 +18,7 @@ the command line. Base classes are groups that several verbs share.
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc
 from textwrap import wrap
@@ -62,10 +63,10 @@ def option(default: T, *arguments: Any, **keywords: Any) -> T:
 
     Args:
         default: default value.
-        arguments, keywords: those of `Declaration`, or a `Declaration` that several classes share.
+        arguments, keywords: those of `Declaration`; or a `Declaration` that several classes share, and its changes.
     """
     shared = bool(arguments) and isinstance(arguments[0], Declaration)
-    metadata = {"option": arguments[0] if shared else Declaration(*arguments, **keywords)}
+    metadata = {"option": replace(arguments[0], **keywords) if shared else Declaration(*arguments, **keywords)}
     declared: T = field(default=default, metadata=metadata)
     return declared
 

@@ -19,7 +19,7 @@ class Progress:
         done: number of finished steps.
         total: number of all steps; None if it is not known.
         step: name of the running step, for example of a transform; empty if steps have no names.
-        seconds: longest expected duration of the stage; None if it is not known.
+        seconds: expected duration of the stage in seconds; None if it is not known.
     """
 
     stage: str

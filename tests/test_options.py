@@ -22,7 +22,7 @@ from quantkit.evaluation.accuracy import EvaluateOptions
 from quantkit.evaluation.classification import ClassifyOptions
 from quantkit.evaluation.comparison import CompareOptions
 from quantkit.optimize.verb import OptimizeOptions
-from quantkit.options import declarations, option, takes
+from quantkit.options import Declaration, declarations, option, takes
 from quantkit.quantization.workflow.options import Options
 from quantkit.recipes.workflow import TransformOptions
 
@@ -100,6 +100,17 @@ def test_a_declaration_is_a_flag() -> None:
     assert (args.seed, args.runtime, args.calibration) == (0, "auto", None)
     options_of = import_module("quantkit.cli._arguments").options_of
     assert options_of(quantize_with_note, args).keys() >= {"note", "limit", "weights_only", "input_mean"}
+
+
+def test_a_shared_declaration_may_be_changed() -> None:
+    shared = Declaration(require_text, help="text of all verbs")
+
+    @dataclass(frozen=True)
+    class NoteOptions:
+        note: str = option("", shared, help="text of one verb")
+
+    (declared,) = declarations(NoteOptions)
+    assert (declared.option.help, declared.option.check) == ("text of one verb", require_text)
 
 
 def test_options_without_a_default_value_are_required_flags() -> None:

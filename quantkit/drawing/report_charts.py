@@ -17,6 +17,8 @@ WIDTH, MARGIN = 760, 20
 LINE, BAR, THIN_BAR, GAP = 18, 14, 15, 10
 # Largest width of a bar in percent; the value is at its right.
 BAR_PERCENT = 70
+# Least width of the longest bar in percent, next to a very long text.
+LEAST_PERCENT = 10
 # Width of the narrowest page, and of a letter, in pixels.
 NARROW, LETTER = 360, 7.5
 # Largest drawn sample of a distribution, relative to the median: other programs delay some calls much longer.
@@ -284,7 +286,7 @@ def _text(
 
 def _room(text: str) -> float:
     """Return the width in percent that a text at the right of a bar leaves on the narrowest page."""
-    return min(BAR_PERCENT, 100 * (1 - (7 + LETTER * len(text)) / NARROW))
+    return max(LEAST_PERCENT, min(BAR_PERCENT, 100 * (1 - (7 + LETTER * len(text)) / NARROW)))
 
 
 def shorten_name(name: str) -> str:

@@ -191,7 +191,7 @@ def options_for(options: SessionOptions, models: Sequence[Model], dataset: Datas
     """
     graphs = (model.graph for model in models if model.has_readable_graph)
     rank = next((rank_of([tensor_info(graph, edge) for edge in graph.inputs]) for graph in graphs), None)
-    return replace(options, varying_sizes=dataset.varies(rank))
+    return replace(options, varying_sizes=options.varying_sizes or dataset.varies(rank))
 
 
 def _between_outputs(model: Model, input_layer: str, output_layer: str, *, has_all_outputs: bool) -> Graph | Path:

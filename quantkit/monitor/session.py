@@ -66,7 +66,7 @@ def monitor_job(
             proof, reason = session.prove(run, command, folder, pipeline)
             if find_bottleneck(run.facts, proof).kind == COMPUTE_OR_MEMORY:
                 memory = probe_memory(lambda: session.run(command, folder / "memory", ""))
-    verdict = find_bottleneck(run.facts, proof, memory)
+    verdict = find_bottleneck(run.facts, proof, memory, is_tried=prove)
     advice = verdict.advice.replace("-- COMMAND", f"-- {join(command)}") if command else verdict.advice
     return Monitoring(
         verdict=replace(verdict, advice=advice),

@@ -57,6 +57,12 @@ _ACTIVITIES = {
     OTHER: "the kernel",
 }
 
+# Advice if the interventions have no result: the input of the job is unknown.
+_NAME_THE_INPUT = (
+    "show the input of the job: --prove --pipeline FILE.py:FUNCTION names the function that returns it, and "
+    "quantkit.monitor.batches marks its batches"
+)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -79,13 +85,16 @@ class Verdict:
         return {"verdict": self.kind, "cause": self.cause, "reason": self.reason, "advice": self.advice}
 
 
-def find_bottleneck(facts: JobFacts, proof: Proof | None = None, memory: MemoryProbe | None = None) -> Verdict:
+def find_bottleneck(
+    facts: JobFacts, proof: Proof | None = None, memory: MemoryProbe | None = None, *, is_tried: bool = False
+) -> Verdict:
     """Return the bottleneck of a job.
 
     Args:
         facts: facts about the job.
         proof: gains of the interventions, which are stronger than any other evidence.
         memory: rates of a copy during the job and alone.
+        is_tried: True if the interventions were tried, with or without a result.
     """
     verdicts = (rule(facts) for rule in _RULES)
     verdict = next(filter(None, verdicts), None) or _processor_verdict(facts)
@@ -93,10 +102,13 @@ def find_bottleneck(facts: JobFacts, proof: Proof | None = None, memory: MemoryP
         verdict = _apply_proof(verdict, facts, proof)
     if verdict.kind != COMPUTE_BOUND:
         return verdict
-    return _separate_kinds(verdict, facts, memory, is_proven=proof is not None and proof.input_gain is not None)
+    is_proven = proof is not None and proof.input_gain is not None
+    return _separate_kinds(verdict, facts, memory, is_proven=is_proven, is_tried=is_tried)
 
 
-def _separate_kinds(verdict: Verdict, facts: JobFacts, memory: MemoryProbe | None, *, is_proven: bool) -> Verdict:
+def _separate_kinds(
+    verdict: Verdict, facts: JobFacts, memory: MemoryProbe | None, *, is_proven: bool, is_tried: bool
+) -> Verdict:
     """Separate computing from input and memory accesses by the experiments; without them, return both.
 
     Args:
@@ -104,6 +116,7 @@ def _separate_kinds(verdict: Verdict, facts: JobFacts, memory: MemoryProbe | Non
         facts: facts about the job.
         memory: rates of a copy during the job and alone.
         is_proven: True if an intervention shows that the input is not the limit.
+        is_tried: True if the interventions were tried.
     """
     calls = facts.calls
     if memory is not None:
@@ -115,10 +128,15 @@ def _separate_kinds(verdict: Verdict, facts: JobFacts, memory: MemoryProbe | Non
     if calls is not None and calls.mixed >= MIN_IDLE and facts.steps is None and not is_proven:
         label = calls.labels.get(MIXED, "")
         reason = f"{verdict.reason}; {calls.mixed:.0%} of the time is spent in {label}, which also takes its input"
-        reason += f"{_producer(calls)}; --prove decides: it repeats one batch, which costs no input"
+        reason += _producer(calls)
+        if is_tried:
+            return Verdict(INPUT_OR_COMPUTE, verdict.cause, reason, _NAME_THE_INPUT)
+        reason += "; --prove decides: it repeats one batch, which costs no input"
         return Verdict(INPUT_OR_COMPUTE, verdict.cause, reason, "quantkit monitor --prove -- COMMAND")
     if facts.counters.missing:
         reason = f"{verdict.reason}; without hardware counters, computing and accesses to the memory look the same"
+        if is_tried:
+            return Verdict(COMPUTE_OR_MEMORY, verdict.cause, reason, verdict.advice)
         reason += "; --prove decides: it copies memory next to the job"
         advice = f"{verdict.advice}; quantkit monitor --prove -- COMMAND measures whether the memory is the limit"
         return Verdict(COMPUTE_OR_MEMORY, verdict.cause, reason, advice)

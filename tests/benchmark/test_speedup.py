@@ -88,8 +88,8 @@ def test_outcome_depends_on_interval_and_margin(
     [
         (Speedup(1.05, 0.95, 1.16, True, 5), 21, "measure again with --processes 21"),
         (Speedup(1.02, 0.96, 1.08, True, 10), None, "the difference is below 8 %, too small to decide in 40 processes"),
-        (Speedup(1.05, 0.83, 1.33, True, 10), None, "other programs delay the calls: measure on a quiet machine"),
-        (Speedup(5.82, 0.91, 7.52, True, 20), None, "other programs delay the calls: measure on a quiet machine"),
+        (Speedup(1.05, 0.83, 1.33, True, 10), None, "in 10 processes per model: measure on a quiet machine"),
+        (Speedup(5.82, 0.91, 7.52, True, 20), None, "in 20 processes per model: measure on a quiet machine"),
         (Speedup(1.02, 0.96, 1.08, True, 10, is_undisturbed=True), None, "measure on a quiet machine"),
         (Speedup(1.02, 0.96, 1.08, True, 10, state=1.1), None, "the machine has another speed"),
     ],

@@ -277,6 +277,7 @@ def test_memory_is_separated_by_an_experiment(name: str, tmp_path: Path) -> None
     verdict = find_bottleneck(facts)
     assert "without hardware counters, computing and accesses to the memory look the same" in verdict.reason
     assert "quantkit monitor --prove" in verdict.advice
+    assert "--prove" not in find_bottleneck(facts, is_tried=True).advice
     alone = find_bottleneck(facts, memory=MemoryProbe(during=9.6e9, alone=10e9))
     assert (alone.kind, alone.cause) == ("compute-bound", verdict.cause)
     assert "proof: a second worker copies memory at 0.96x its rate (9.6 GB/s during the job" in alone.reason
@@ -313,6 +314,9 @@ def test_a_busy_fit_names_the_experiment(rates: dict[str, float], tmp_path: Path
     assert "100% of the time is spent in Keras fit (job.py:7), which also takes its input" in verdict.reason
     assert "--prove decides: it repeats one batch" in verdict.reason
     assert "quantkit monitor --prove" in verdict.advice
+    tried = find_bottleneck(facts, is_tried=True)
+    assert (tried.kind, "decides" in tried.reason) == (verdict.kind, False)
+    assert "--pipeline FILE.py:FUNCTION" in tried.advice
     assert "input or compute 100% (Keras fit (job.py:7))" in "\n".join(describe_evidence(facts))
     proof = Proof(seconds=1.0, repeated_seconds=0.4, drained_seconds=0.7, steps=10)
     assert find_bottleneck(facts, proof).kind == "input-bound"

@@ -337,6 +337,6 @@ except KeyboardInterrupt:
 
 def test_advice_has_the_command_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = Verdict(COMPUTE_BOUND, "one thread", "", "quantkit monitor --prove -- COMMAND")
-    monkeypatch.setattr(session, "find_bottleneck", lambda *arguments: verdict)
+    monkeypatch.setattr(session, "find_bottleneck", lambda *arguments, **keywords: verdict)
     result = qk.monitor(["sh", "-c", "sleep 0.1"])
     assert result.verdict.advice == "quantkit monitor --prove -- sh -c 'sleep 0.1'"

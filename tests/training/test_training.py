@@ -165,6 +165,7 @@ def test_weights_are_saved_and_the_whole_model_is_not(tmp_path: Path) -> None:
         ({"target": "litert"}, "quantization-aware for target 'onnx', not 'litert'"),
         ({"calibration": IMAGES}, "calibration has no effect on a quantization-aware model"),
         ({"finetune": 3}, "finetune has no effect"),
+        ({"float_parts": "float32"}, "float_parts has no effect"),
         ({"max_drop": 0.1}, "--max-drop needs data"),
         ({"output": "model.pb"}, "cannot write target 'onnx' to model.pb"),
     ],

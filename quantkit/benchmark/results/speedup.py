@@ -186,7 +186,7 @@ class Speedup:
 
     @property
     def advised_processes(self) -> int | None:
-        """Number of processes to measure again with; None if a better measurement needs a quiet machine, or none."""
+        """Number of processes to measure again with; None if more processes would not decide."""
         count = self.needed_processes
         is_busy = self.processes >= MIN_PROCESSES and self.smallest_difference > BUSY
         return None if self._is_limited_by_state or is_busy or count > MOST_PROCESSES else count
@@ -213,7 +213,7 @@ class Speedup:
         >>> Speedup(1.01, 0.96, 1.05, True, 20).advice
         'the difference is below 5 %, too small to decide in 40 processes per model'
         >>> Speedup(1.01, 0.3, 3.4, True, 20).advice
-        'differences below 237 % are not visible, because other programs delay the calls: measure on a quiet machine'
+        'differences below 237 % are not visible in 20 processes per model: measure on a quiet machine'
         """
         if self.processes < MIN_PROCESSES:
             return f"the spread between processes is unknown: measure again with --processes {MIN_PROCESSES}"
@@ -224,7 +224,7 @@ class Speedup:
         if self._is_limited_by_state:
             return f"{visible}, because the machine has another speed than in the saved benchmark"
         if self.advised_processes is None:
-            return f"{visible}, because other programs delay the calls: measure on a quiet machine"
+            return f"{visible} in {self.processes} processes per model: measure on a quiet machine"
         count = self.advised_processes
         return f"{visible} in {self.processes} processes per model: measure again with --processes {count}"
 

@@ -27,6 +27,7 @@ class Workaround:
         reason: rewrite of the runtime that the op prevents or allows.
         test: name of the test in ``tests/quantization/targets/test_workarounds.py``.
         fixed: first version that does not need the op; empty if no such version is known.
+        others: runtimes that are a provider of the runtime, and rewrite the file in the same way.
     """
 
     name: str
@@ -36,10 +37,11 @@ class Workaround:
     reason: str
     test: str
     fixed: str = ""
+    others: tuple[str, ...] = ()
 
     def is_needed(self, runtime: str | None) -> bool:
         """Return True if files for a runtime, or for all with None, need the op in its installed version."""
-        if runtime not in (None, self.runtime):
+        if runtime not in (None, self.runtime, *self.others):
             return False
         installed = find_runtime(self.runtime).available()
         return not self.fixed or not installed.ok or _parse(installed.detail) < _parse(self.fixed)
@@ -85,6 +87,7 @@ WORKAROUNDS = (
         "1.32",
         "a DequantizeLinear moves after a view that subgraphs capture, which ends the process",
         "test_views_that_branches_capture_have_a_pair",
+        others=("tensorrt",),
     ),
     Workaround(
         SHUFFLE,

@@ -221,7 +221,8 @@ def recommend_for_speed(report: QuantizationReport, commands: Commands) -> NextS
     if speedup.outcome == "undecided":
         claim = f"undecided: {runtimes}: {speedup.advice}"
         if speedup.is_negligible:
-            return NextStep(claim, recommend_check(report, commands).command)
+            check = recommend_check(report, commands)
+            return NextStep(f"{claim}; {check.reason}", check.command)
         count = speedup.advised_processes
         return NextStep(claim, commands.benchmark(*names, *(("--processes", str(count)) if count else ())))
     if names[0] != names[1] and names[0] not in find_target(report.target).runtimes:

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 from quantkit.errors import UsageError
 from quantkit.model import Model
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.options import Options, check_fallback, check_output
+from quantkit.quantization.workflow.options import ORIGINAL, Options, check_fallback, check_output
 from quantkit.quantization.workflow.planning import save_plan
 
 # Options that the training has fixed.
@@ -38,6 +38,11 @@ def convert_trained_model(trained: TrainedModel, options: Options) -> tuple[Mode
                 f"{name} has no effect on a quantization-aware model, whose training has fixed it",
                 hint=f"omit {name}, or give the float model",
             )
+    if options.float_parts != ORIGINAL:
+        raise UsageError(
+            "float_parts has no effect on a quantization-aware model, whose float layers keep their types",
+            hint="omit float_parts, or give the float model",
+        )
     model, conversion = trained.trained_conversion()
     if options.target not in (None, conversion.target.name):
         raise UsageError(

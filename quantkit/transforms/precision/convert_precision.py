@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from quantkit.errors import RecipeError, did_you_mean
+from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip, free_name
@@ -66,6 +66,7 @@ def convert_precision(
 
     Raises:
         RecipeError: an entry of ``keep`` is neither a node nor an op type.
+        GraphError: weights_only is false, the graph is an ONNX graph, and the type is bfloat16.
 
     Example:
         convert_precision(to=bfloat16, weights_only=false)
@@ -89,6 +90,11 @@ def convert_precision(
             )
     if weights_only:
         return _convert_weights(dtype, graph, frozenset(keep), minimum_size)
+    if graph.dialect != "tensorflow" and dtype is DType.BFLOAT16:
+        raise GraphError(
+            f"cannot compute a graph of {graph.dialect} ops in {to}: the runtimes of ONNX files have no kernels for it",
+            hint="use float16 or weights_only=true, or convert the TensorFlow graph from which the file was exported",
+        )
     return convert_to_half(graph, dtype, frozenset(keep), partial(reason_against, dtype=dtype))
 
 

@@ -71,6 +71,7 @@ def test_a_workaround_is_for_a_runtime_and_its_versions(monkeypatch: pytest.Monk
     fixed = Workaround("w", "Identity", "onnxruntime", "1.0", "r", "t", fixed="1.1")
     assert [row.is_needed(runtime) for runtime in (None, "onnxruntime", "openvino")] == [True, True, False]
     assert not fixed.is_needed("onnxruntime")
+    assert is_needed(CAPTURE, "tensorrt"), "ONNX Runtime opens files for its TensorRT provider"
     monkeypatch.setattr(workarounds, "WORKAROUNDS", (fixed,))
     assert not is_needed("w", None)
 

@@ -60,7 +60,7 @@ def test_an_interval_that_spans_1_is_undecided() -> None:
     assert "not faster" not in step.reason
     assert "quantkit benchmark digits@openvino OUTPUT.onnx@openvino --processes" in step.command
     step = recommend_after(latency=make_latency({"float openvino": 1.0, "int8 openvino": 1.0}, spread=1.0))
-    assert "other programs delay the calls: measure on a quiet machine" in step.reason
+    assert "processes per model: measure on a quiet machine" in step.reason
     assert "--processes" not in step.command
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from rewritten_graphs import check_linear_work, placeholder
 
-from quantkit.errors import RecipeError
+from quantkit.errors import GraphError, RecipeError
 from quantkit.formats import graphdef
 from quantkit.ir.check import verify
 from quantkit.ir.graph import Edge, Graph, Node, constant
@@ -98,6 +98,8 @@ def test_onnx_graphs_compute_in_half_precision_between_casts() -> None:
     soft = Softmax(scaled, axis=1)
     y = Add(soft, larger)
     """)
+    with pytest.raises(GraphError, match="cannot compute a graph of onnx ops in bfloat16"):
+        convert_precision(graph, to="bfloat16", weights_only=False)
     half = convert_precision(graph, weights_only=False)
     types = find_types(half)
     assert {name: types[Edge(name)] for name in ("conv", "larger", "y/float16")} == dict.fromkeys(

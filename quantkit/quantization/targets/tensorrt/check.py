@@ -68,7 +68,7 @@ def _examine_tensorflow(graph: Graph) -> Iterator[Finding]:
             reason = f"{_clip_reason('Relu', node.name)}, after a conversion to ONNX"
             yield Finding("clipped", WRONG, node.name, node.op, reason, AGAIN)
     for node in quantized[:1]:
-        yield Finding("format", REFUSED, node.name, node.op, "TensorRT reads ONNX files alone", AGAIN)
+        yield Finding("format", REFUSED, node.name, node.op, "TensorRT reads only ONNX files", AGAIN)
 
 
 def _examine_ops(graph: Graph) -> Iterator[Finding]:

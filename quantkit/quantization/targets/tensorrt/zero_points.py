@@ -211,7 +211,7 @@ class _ZeroPointFolding:
         if not any(shifts):
             return True
         uses = self.graph.node_uses.get(node.name, ())
-        if node.name in self.graph.output_names or any(use.slot < 0 for use in uses):
+        if node.name in self.graph.output_names or any(use.slot < 0 or use.node.inputs[use.slot].port for use in uses):
             return False
         data = shifts if node.op == "Concat" else shifts[:1]
         if node.op != "Add":
