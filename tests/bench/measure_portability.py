@@ -36,6 +36,7 @@ from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # 
 import quantkit as qk  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
+from quantkit.errors import QuantkitError  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 from quantkit.quantization import Scheme  # noqa: E402
 from quantkit.quantization.portability import certify  # noqa: E402
@@ -239,7 +240,12 @@ def measure_speed(row: dict[str, Any], build: Path) -> None:
     files = [str(model_path(build, row["name"], "onnx", kind)) for kind in KINDS]
     if not all(map(os.path.exists, files)):
         return
-    benchmark = qk.benchmark(files, "openvino", data=load_saved(row["name"], build).samples[:1], time_budget=SECONDS)
+    sizes = {name: array.shape for name, array in load_saved(row["name"], build).samples[0].items()}
+    try:
+        benchmark = qk.benchmark(files, "openvino", input_shapes=sizes, time_budget=SECONDS)
+    except QuantkitError as error:
+        row["onnx"]["speed"] = {"error": error.message}
+        return
     speedup = benchmark.speedups[1]
     row["onnx"]["speed"] = speedup.to_json() if isinstance(speedup, Speedup) else {"error": str(benchmark.failures)}
 
