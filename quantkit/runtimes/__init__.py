@@ -14,7 +14,7 @@ from quantkit.formats.files import load
 from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
 from quantkit.registry import Registry
-from quantkit.runtimes import litert, onnxruntime, openvino, reference, tensorflow
+from quantkit.runtimes import litert, onnxruntime, openvino, reference, tensorflow, tensorrt
 from quantkit.runtimes.onnxruntime import custom_op_libraries, custom_op_library
 from quantkit.runtimes.runtime import Runtime, check_runtime
 from quantkit.runtimes.session import Session, SessionOptions, SkippedRuntime
@@ -47,6 +47,7 @@ REGISTRY: Registry[Runtime] = Registry(
     (
         *(module.RUNTIME for module in (openvino, onnxruntime, tensorflow, litert, reference)),
         onnxruntime.TENSORRT_RUNTIME,
+        tensorrt.RUNTIME,
     ),
     check_runtime,
 )

@@ -39,7 +39,7 @@ def no_telemetry() -> str:
     return "none: the package sends no usage reports"
 
 
-def find_package(title: str, module: str, *packages: str, extra: str) -> Availability:
+def find_package(title: str, module: str, *packages: str, extra: str = "", command: str = "") -> Availability:
     """Find the Python package of a runtime without importing it.
 
     Args:
@@ -47,11 +47,12 @@ def find_package(title: str, module: str, *packages: str, extra: str) -> Availab
         module: Python module of the runtime.
         packages: distributions that provide the module, the usual one first.
         extra: extra of quantkit that installs the first of them.
+        command: command that installs the first of them; empty for that of ``extra``.
     """
     from importlib.metadata import PackageNotFoundError, version
 
     if find_spec(module) is None:
-        return Availability.no(f"{title} is not installed: {install_command(extra)}")
+        return Availability.no(f"{title} is not installed: {command or install_command(extra)}")
     for package in packages:
         try:
             return Availability.yes(version(package))

@@ -297,11 +297,9 @@ def _providers(onnxruntime: Any, gpu: int | None, provider: str = CUDA, *, has_h
         has_half: True if float ops may be computed in float16 by TensorRT.
 
     Raises:
-        UnavailableError: a GPU is requested, and this build has no such provider; or TensorRT shall run on the CPU.
+        UnavailableError: a GPU is requested, and this build has no such provider.
     """
     if gpu is None:
-        if provider != CUDA:
-            raise UnavailableError(f"{GPU_PROVIDERS[provider]} computes on GPUs only", hint="use --device gpu")
         return [CPU]
     providers = onnxruntime.get_available_providers()
     if provider not in providers:

@@ -165,6 +165,8 @@ class Runtime:
             )
         if options.gpu_index is not None and "gpu" not in self.devices:
             raise UnavailableError(f"{self.title} runs on the CPU only", hint="use --device cpu, or another --runtime")
+        if options.gpu_index is None and "cpu" not in self.devices:
+            raise UnavailableError(f"{self.title} computes on GPUs only", hint="use --device gpu")
         if options.precision not in self.precisions:
             raise UnavailableError(
                 f"{self.title} does not support the precision {options.precision!r}",

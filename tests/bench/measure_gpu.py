@@ -9,8 +9,9 @@ of NVIDIA's tool:
     python -m modelopt.onnx.quantization --onnx_path=NETWORK.float32.onnx --output_path=NETWORK.modelopt.onnx
 
 The rows of a network are float32 in the CUDA provider, and float32, float16 and the int8 files, with float16 for their
-float layers, in the TensorRT provider. Runs of the rows alternate. ``milliseconds`` has the medians of the copies to
-the GPU, of the run between them, and of the copies back. ``sqnr`` compares the outputs with those of the CPU.
+float layers, in the TensorRT provider; ``native`` is TensorRT by its Python API. Runs of the rows alternate.
+``milliseconds`` has the medians of the copies to the GPU, of the run between them, and of the copies back. ``sqnr``
+compares the outputs with those of the CPU.
 ``--device cpu`` tries the script on a machine without a GPU: its times are those of the CPU, without copies.
 """
 
@@ -42,6 +43,9 @@ ROWS: Mapping[str, tuple[str, str, bool]] = {
     "int8": ("gpu", "tensorrt", True),
     "int8 float16 file": ("half", "tensorrt", True),
     "int8 Model-Optimizer": ("modelopt", "tensorrt", True),
+    "float32 native": ("float32", "tensorrt_native", False),
+    "int8 native": ("gpu", "tensorrt_native", False),
+    "int8 float16 file native": ("half", "tensorrt_native", False),
 }
 
 

@@ -69,8 +69,9 @@ def test_tensorrt_leaves_other_ops_to_cuda() -> None:
 def test_tensorrt_needs_its_provider_and_a_gpu() -> None:
     with pytest.raises(UnavailableError, match="cannot use a GPU, only CUDAExecutionProvider"):
         _providers(Build(CUDA), 0, TENSORRT)
-    with pytest.raises(UnavailableError, match="TensorRT computes on GPUs only") as caught:
-        _providers(Build(TENSORRT, CUDA, CPU), None, TENSORRT)
+    runtime = replace(TENSORRT_RUNTIME, available=lambda: Availability.yes("1.0"))
+    with pytest.raises(UnavailableError, match="TensorRT in ONNX Runtime computes on GPUs only") as caught:
+        runtime.open(relu_graph())
     assert caught.value.hint == "use --device gpu"
 
 

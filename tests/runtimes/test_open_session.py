@@ -129,7 +129,9 @@ def test_misspelled_runtime_has_a_suggestion() -> None:
 
 def test_runtimes_are_ordered_by_priority() -> None:
     assert all(runtime.name == name for name, runtime in runtimes().items())
-    assert list(runtimes()) == ["openvino", "onnxruntime", "tensorflow", "litert", "tensorrt", "reference"]
+    assert list(runtimes()) == [
+        *("openvino", "onnxruntime", "tensorflow", "litert", "tensorrt", "tensorrt_native", "reference")
+    ]
 
 
 def test_observing_runtime_keeps_all_tensors_and_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class OnnxTarget(Target):
     title = "ONNX model with QuantizeLinear and DequantizeLinear"
     dialect = "onnx"
     suffixes = (".onnx",)
-    runtimes = ("openvino", "onnxruntime")
+    runtimes: tuple[str, ...] = ("openvino", "onnxruntime")
     keeps_endpoints = True
     multiplies_u8_by_s8 = True
     runs_bfloat16 = True

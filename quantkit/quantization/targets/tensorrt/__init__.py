@@ -37,7 +37,7 @@ class TensorRTTarget(OnnxTarget):
 
     name = "tensorrt"
     title = "ONNX model with signed QuantizeLinear and DequantizeLinear for NVIDIA GPUs"
-    runtimes = ("tensorrt", "onnxruntime")
+    runtimes: tuple[str, ...] = ("tensorrt", "tensorrt_native", "onnxruntime")
     defaults: Mapping[str, Any] = MappingProxyType(
         {"activations": "qint8 symmetric", "runtime": "tensorrt", "float_outputs": True}
     )
@@ -81,7 +81,8 @@ class TensorRTTarget(OnnxTarget):
         return check_build(graph)
 
     def session_options(self, cores: int) -> SessionOptions:
-        return SessionOptions(device="gpu" if find_runtime(self.runtimes[0]).available().ok else "cpu")
+        is_installed = any(find_runtime(name).available().ok for name in self.runtimes[:-1])
+        return SessionOptions(device="gpu" if is_installed else "cpu")
 
 
 TARGET = TensorRTTarget()

@@ -6,15 +6,17 @@ of the ONNX nodes that a kernel computes. The text is not documented, so that th
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from quantkit.errors import UnavailableError
+from quantkit.errors import GraphError, UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 from quantkit.quantization.portability import LAYER_OPS
 from quantkit.quantization.targets.finding import Build
 from quantkit.quantization.targets.tensorrt.check import find_int8_layers
+from quantkit.runtimes.tensorrt import Network
 
 PACKAGE, VERSION = "tensorrt_rtx", "1.7.1.116"
 TITLE = f"TensorRT-RTX {VERSION}"
@@ -30,7 +32,13 @@ def check_build(graph: Graph) -> Build:
     Raises:
         UnavailableError: TensorRT-RTX is not installed, or has another version.
     """
-    program, problem = _build(onnx.encode(onnx.with_node_names(graph)))
+    program, problem = b"", ""
+    try:
+        network = Network(_module(), onnx.encode(onnx.with_node_names(graph)))
+        dynamic = {info.name: info.shape.dims or () for info in network.inputs if not info.shape.is_known}
+        program = network.build({name: [[max(size or 1, 1) for size in dims]] * 3 for name, dims in dynamic.items()})
+    except GraphError as error:
+        problem = error.message
     layers = {node.name for node in graph.nodes.values() if node.op in LAYER_OPS}
     kernels = frozenset(find_int8_kernels(program.decode("latin-1")))
     return Build(TITLE, problem, find_int8_layers(graph), kernels & layers, len(layers))
@@ -44,35 +52,6 @@ def find_int8_kernels(text: str) -> Iterator[str]:
             yield from re.findall(r"\[ONNX Layer: ([^\x1f]*)\]", layers)
 
 
-def _build(model: bytes) -> tuple[bytes, str]:
-    """Return the compiled program of an ONNX model and the message of the builder, one of which is empty."""
-    trt = _module()
-    messages: list[str] = []
-
-    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.Severity.ERROR:
-                messages.append(message)
-
-    def first_line(message: str) -> str:
-        return next(iter(message.strip().splitlines()), "no reason is given")
-
-    builder = trt.Builder(logger := Logger())
-    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse(model):
-        error = parser.get_error(0)
-        return b"", f"{error.node_name()}: {first_line(error.desc())}"
-    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
-    for tensor in (network.get_input(index) for index in range(network.num_inputs)):
-        if -1 in tuple(tensor.shape):
-            profile.set_shape(tensor.name, *[[max(size, 1) for size in tensor.shape]] * 3)
-    config.add_optimization_profile(profile)
-    messages.clear()  # without a driver, the first message is an error
-    program = builder.build_serialized_network(network, config)
-    return (b"", first_line(messages[-1] if messages else "")) if program is None else (bytes(program), "")
-
-
 def _module() -> Any:
     """Return the imported package.
 
@@ -82,8 +61,7 @@ def _module() -> Any:
     hint = f"pip install tensorrt-rtx=={VERSION} (x86-64, with the licence of NVIDIA)"
     if find_spec(PACKAGE) is None:
         raise UnavailableError("--check-build needs TensorRT-RTX, which is not installed", hint=hint)
-    import tensorrt_rtx
-
-    if tensorrt_rtx.__version__ != VERSION:
-        raise UnavailableError(f"--check-build needs {TITLE}, not {tensorrt_rtx.__version__}", hint=hint)
-    return tensorrt_rtx
+    module = import_module(PACKAGE)
+    if module.__version__ != VERSION:
+        raise UnavailableError(f"--check-build needs {TITLE}, not {module.__version__}", hint=hint)
+    return module
