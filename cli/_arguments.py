@@ -70,8 +70,10 @@ def add_options(
 def _add_option(parser: _ActionsContainer, declared: DeclaredOption, changes: dict[str, Any]) -> None:
     option, metavar = declared.option, declared.option.metavar
     keywords: dict[str, Any] = {"help": option.help.replace("%", "%%")}
-    if declared.type is bool:
+    if declared.type is bool and not metavar:
         keywords["action"] = "store_true"
+    elif declared.type is bool:
+        keywords |= _spelled_boolean(default=declared.default)
     else:
         keywords |= {
             "choices": tuple(option.choices) or None,
@@ -154,9 +156,11 @@ def add_output_flags(parser: ArgumentParser) -> None:
 
 def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool = False) -> None:
     """Add a flag in TensorFlow's three spellings: ``--name``, ``--name=true`` and ``--name=false``."""
-    parser.add_argument(
-        name, nargs="?", const=True, default=default, type=parse_boolean, metavar="true|false", help=text
-    )
+    parser.add_argument(name, help=text, **_spelled_boolean(default=default))
+
+
+def _spelled_boolean(*, default: bool) -> dict[str, Any]:
+    return {"nargs": "?", "const": True, "default": default, "type": parse_boolean, "metavar": "true|false"}
 
 
 def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:

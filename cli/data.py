@@ -3,14 +3,13 @@
 from argparse import ArgumentParser, Namespace
 
 from quantkit import data
-from quantkit.data.packing.cifar import SPLITS
-from quantkit.data.packing.workflow import DEFAULT_SHARD_SIZE, ENCODINGS
+from quantkit.data.packing.workflow import PackOptions
 from quantkit.data.profiling import DEFAULT_SECONDS
 from quantkit.formats import check_distinct
 from quantkit.pipelines.loading import run_function
 from quantkit.pipelines.optimization import DEFAULT_TIME_BUDGET
 
-from ._arguments import add_offline, options_of, parse_positive, parse_seconds
+from ._arguments import add_offline, add_options, options_of, parse_positive, parse_seconds
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -74,29 +73,7 @@ def _add_pack(parser: ArgumentParser) -> None:
         "source",
         help="image folder, list file, .npz or .npy, TFRecord files, tar file, CIFAR archive, or a data card: cifar10",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder of the shards")
-    parser.add_argument(
-        "--shard-size", default=DEFAULT_SHARD_SIZE, help=f"approximate size of a shard (default: {DEFAULT_SHARD_SIZE})"
-    )
-    parser.add_argument("--name", help="first part of the file names (default: from the source)")
-    parser.add_argument("--split", choices=SPLITS, help="part of a CIFAR archive (default: train)")
-    parser.add_argument(
-        "--keep-order",
-        action="store_true",
-        help="keep the order of the source (default: a fixed random order, which mixes the classes)",
-    )
-    parser.add_argument("--encode", choices=ENCODINGS, help="encode every image again (default: keep the files)")
-    parser.add_argument(
-        "--quality", type=parse_positive, default=95, help="JPEG quality of encoded images, 1 to 100 (default: 95)"
-    )
-    parser.add_argument(
-        "--resize", type=parse_positive, metavar="PIXELS", help="reduce larger images to this size of the shorter side"
-    )
-    parser.add_argument(
-        "--check-pixels", action="store_true", help="decode every image to find damaged ones (default: headers only)"
-    )
-    parser.add_argument("--url", help="URL of another archive for a data card: http, https or file")
-    parser.add_argument("--sha256", help="SHA-256 digest of the file at --url")
+    add_options(parser, PackOptions, output={"names": ("-o", "--output")})
     add_offline(parser)
 
 

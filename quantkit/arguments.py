@@ -92,65 +92,74 @@ def without_none(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def require_natural(**arguments: Any) -> None:
-    """Check that each argument is an integer of at least 0.
+def _requirement(kind: str, is_valid: Callable[[Any], bool], allowed: str, example: object) -> Callable[..., None]:
+    """Return a function that checks each of its keyword arguments, and raises `UsageError` with their name and value.
 
-    Raises:
-        UsageError: an argument is not.
+    Args:
+        kind: kind of the valid values, for the documentation.
+        is_valid: check of one value.
+        allowed: valid values, for the message.
+        example: a valid value, for the hint.
     """
-    for name, value in arguments.items():
-        _require(_is_integer(value) and value >= 0, name, value, "a whole number from 0", 0)
+
+    def require(**arguments: Any) -> None:
+        for name, value in arguments.items():
+            if not is_valid(value):
+                shown = repr(value) if isinstance(value, str | int | float | None) else type_name(value)
+                raise UsageError(f"{name} is {shown}, and must be {allowed}", hint=f"for example {name}={example!r}")
+
+    require.__doc__ = f"Check that each argument is {kind}.\n\nRaises:\n    UsageError: an argument is not.\n"
+    return require
 
 
-def require_positive(**arguments: Any) -> None:
-    """Check that each argument is an integer of at least 1.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        _require(_is_integer(value) and 1 <= value <= sys.maxsize, name, value, "a whole number from 1", 1)
+def _is_integer(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
-def require_number(**arguments: Any) -> None:
-    """Check that each argument is a finite number.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        _require(_is_number(value), name, value, "a finite number", 1.0)
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and isfinite(value)
 
 
-def require_ratio(**arguments: Any) -> None:
-    """Check that each argument is a finite number of at least 0.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        _require(_is_number(value) and value >= 0, name, value, "a number from 0", 0.01)
+def _are_numbers(value: Any) -> bool:
+    numbers = _as_list(value)
+    return bool(numbers) and all(map(_is_number, numbers))
 
 
-def require_numbers(**arguments: Any) -> None:
-    """Check that each argument is a finite number, or a sequence of finite numbers.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        _require(_are_numbers(value), name, value, "a finite number, or a list of finite numbers", 1.0)
+def _as_list(value: Any) -> list[Any]:
+    """Return the values of a list, tuple or array, and any other value in a list."""
+    values = value.tolist() if hasattr(value, "tolist") else value
+    return list(values) if isinstance(values, list | tuple) else [values]
 
 
-def require_divisors(**arguments: Any) -> None:
-    """Check that each argument is a finite number other than 0, or a sequence of such numbers.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        is_valid = _are_numbers(value) and 0 not in _as_list(value)
-        _require(is_valid, name, value, "a number other than 0, or a list of such numbers", 128.0)
+require_natural = _requirement(
+    "an integer of at least 0", lambda value: _is_integer(value) and value >= 0, "a whole number from 0", 0
+)
+require_positive = _requirement(
+    "an integer of at least 1",
+    lambda value: _is_integer(value) and 1 <= value <= sys.maxsize,
+    "a whole number from 1",
+    1,
+)
+require_number = _requirement("a finite number", _is_number, "a finite number", 1.0)
+require_ratio = _requirement(
+    "a finite number of at least 0", lambda value: _is_number(value) and value >= 0, "a number from 0", 0.01
+)
+require_numbers = _requirement(
+    "a finite number, or a sequence of finite numbers",
+    _are_numbers,
+    "a finite number, or a list of finite numbers",
+    1.0,
+)
+require_divisors = _requirement(
+    "a finite number other than 0, or a sequence of such numbers",
+    lambda value: _are_numbers(value) and 0 not in _as_list(value),
+    "a number other than 0, or a list of such numbers",
+    128.0,
+)
+require_fraction = _requirement(
+    "a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1", 0.01
+)
+require_flag = _requirement("True or False", lambda value: isinstance(value, bool), "True or False", True)
 
 
 def as_numbers(value: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
@@ -165,26 +174,6 @@ def as_numbers(value: float | Sequence[float] | None) -> float | tuple[float, ..
         return value
     numbers = tuple(map(float, _as_list(value)))
     return numbers[0] if len(numbers) == 1 else numbers
-
-
-def require_fraction(**arguments: Any) -> None:
-    """Check that each argument is a number from 0 to 1.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        _require(_is_number(value) and 0 <= value <= 1, name, value, "a number from 0 to 1", 0.01)
-
-
-def require_flag(**arguments: Any) -> None:
-    """Check that each argument is True or False.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        _require(isinstance(value, bool), name, value, "True or False", True)
 
 
 def require_text(**arguments: Any) -> None:
@@ -362,29 +351,3 @@ def type_name(value: Any) -> str:
     if value is None:
         return "None"
     return f"an {name}" if name[0].lower() in "aeiou" or name.startswith("ndarray") else f"a {name}"
-
-
-def _require(is_valid: bool, name: str, value: Any, allowed: str, example: Any) -> None:
-    if is_valid:
-        return
-    shown = repr(value) if isinstance(value, str | int | float | None) else type_name(value)
-    raise UsageError(f"{name} is {shown}, and must be {allowed}", hint=f"for example {name}={example!r}")
-
-
-def _is_integer(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral)
-
-
-def _are_numbers(value: Any) -> bool:
-    numbers = _as_list(value)
-    return bool(numbers) and all(map(_is_number, numbers))
-
-
-def _as_list(value: Any) -> list[Any]:
-    """Return the values of a list, tuple or array, and any other value in a list."""
-    values = value.tolist() if hasattr(value, "tolist") else value
-    return list(values) if isinstance(values, list | tuple) else [values]
-
-
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and isfinite(value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quantkit.arguments import expand_user
+from quantkit.arguments import expand_user, require_natural, require_number, require_positive
 from quantkit.compat.benchmark_tables import NodeTable
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.errors import UsageError
@@ -17,6 +17,7 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.model import as_model
 from quantkit.ops.macs import count_macs
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.options import Declaration, option
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow_trace import TracedSession, benchmark_entry
@@ -24,56 +25,41 @@ from quantkit.runtimes.tensorflow_trace import TracedSession, benchmark_entry
 TYPES = {name: DType(name) for name in ("float", "int32", "uint8", "quint8", "bool", "string")}
 # Time limit of one phase in seconds, as in later releases of the tool.
 MAX_TIME = 10.0
+# Boolean flags in TensorFlow's spellings.
+SPELLED = Declaration(metavar="true|false")
+_TYPE_NAMES = f"{', '.join([*TYPES][:-1])} or {[*TYPES][-1]}"
+_LIMIT = Declaration(require_natural, help="maximum number of nodes in this list; 0 for all (default: 10)")
 
 
 @dataclass(frozen=True)
 class BenchmarkModelFlags:
-    """Flags of the tool, with its defaults.
+    """Flags of the tool, with its defaults."""
 
-    Attributes:
-        graph: GraphDef file, SavedModel folder, name of a known model, or ONNX file, which is converted.
-        input_layer: comma-separated input names.
-        input_layer_shape: input shapes, separated by ``:``.
-        input_layer_type: comma-separated input types, keys of `TYPES`.
-        input_layer_values: comma-separated input values, separated by ``:`` between inputs; empty
-            for zeros.
-        output_layer: comma-separated output names.
-        num_runs: maximum number of timed runs of each phase.
-        max_time: time limit of each phase in seconds.
-        warmup_runs: number of warm-up iterations.
-        run_delay: pause between runs in seconds; none if not positive.
-        num_threads: number of threads within one op; TensorFlow's choice if not positive.
-        benchmark_name: name of the result in the report file.
-        output_prefix: prefix of the report file; empty for no file.
-        show_sizes, show_run_order, show_time, show_memory, show_type, show_summary: print this
-            table.
-        run_order_limit, time_limit, memory_limit: maximum number of nodes in this table; 0 for all.
-        show_flops: estimate the floating-point operations.
-    """
-
-    graph: str = ""
-    input_layer: str = "input:0"
-    input_layer_shape: str = "1,224,224,3"
-    input_layer_type: str = "float"
-    input_layer_values: str = ""
-    output_layer: str = "output:0"
-    num_runs: int = 50
-    max_time: float = MAX_TIME
-    warmup_runs: int = 2
-    run_delay: float = -1.0
-    num_threads: int = -1
-    benchmark_name: str = ""
-    output_prefix: str = ""
-    show_sizes: bool = False
-    show_run_order: bool = True
-    run_order_limit: int = 0
-    show_time: bool = True
-    time_limit: int = 10
-    show_memory: bool = True
-    memory_limit: int = 10
-    show_type: bool = True
-    show_summary: bool = True
-    show_flops: bool = False
+    graph: str = option("", help="GraphDef or ONNX file, SavedModel folder, or name of a known model")
+    input_layer: str = option("input:0", help="comma-separated input names (default: input:0)")
+    input_layer_shape: str = option("1,224,224,3", help="input shapes, separated by : (default: 1,224,224,3)")
+    input_layer_type: str = option("float", help=f"comma-separated input types: {_TYPE_NAMES} (default: float)")
+    input_layer_values: str = option(
+        "", help="comma-separated input values, separated by : between inputs (default: zeros)"
+    )
+    output_layer: str = option("output:0", help="comma-separated output names (default: output:0)")
+    num_runs: int = option(50, require_positive, help="maximum number of timed runs of each phase (default: 50)")
+    max_time: float = option(MAX_TIME, require_number, help="time limit of each phase in seconds (default: 10)")
+    warmup_runs: int = option(2, require_natural, help="warm-up iterations (default: 2)")
+    run_delay: float = option(-1.0, require_number, help="pause between runs in seconds (default: none)")
+    num_threads: int = option(-1, help="number of threads within one op (default: TensorFlow's choice)")
+    benchmark_name: str = option("", help="name of the result in the file of --output-prefix")
+    output_prefix: str = option("", help="prefix of the file for the result")
+    show_sizes: bool = option(False, SPELLED, help="list the output shapes of nodes (default: false)")
+    show_run_order: bool = option(True, SPELLED, help="list nodes in the order of execution (default: true)")
+    run_order_limit: int = option(0, require_natural, help="maximum number of nodes in this list (default: all)")
+    show_time: bool = option(True, SPELLED, help="list the nodes with the longest time (default: true)")
+    time_limit: int = option(10, _LIMIT)
+    show_memory: bool = option(True, SPELLED, help="list the nodes with the largest memory (default: true)")
+    memory_limit: int = option(10, _LIMIT)
+    show_type: bool = option(True, SPELLED, help="list the time of each op type (default: true)")
+    show_summary: bool = option(True, SPELLED, help="print the variation of the runs (default: true)")
+    show_flops: bool = option(False, SPELLED, help="estimate floating-point operations (default: false)")
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,12 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Annotated
 
-from quantkit.arguments import (
-    expand_user,
-    public,
-    require_choice,
-    require_flag,
-    require_path,
-    require_positive,
-    without_none,
-)
+from quantkit.arguments import expand_user, public, require_callable, require_path, require_positive, require_text
 from quantkit.cores import available_cores
 from quantkit.data.packing.cifar import SPLITS
 from quantkit.data.packing.examples import ImageOptions
@@ -26,6 +20,7 @@ from quantkit.data.packing.pool import write_all
 from quantkit.data.packing.report import PackResult
 from quantkit.data.packing.sources import find_source
 from quantkit.errors import InputError, UsageError
+from quantkit.options import Declaration, option, takes
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.zoo.datasets import data_cards, obtain_data
 
@@ -34,78 +29,92 @@ ENCODINGS = ("jpeg", "png")
 _SUFFIX_BYTES = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
+@dataclass(frozen=True)
+class PackOptions:
+    """The arguments of `pack`."""
+
+    source: Annotated[
+        str | os.PathLike[str],
+        Declaration(
+            require_path,
+            doc="folder of images, list file, ``.npz`` or ``.npy`` file, TFRecord files, tar file of images, archive "
+            "or folder of CIFAR-10 or CIFAR-100 (python or binary version), or the name of a data card: ``cifar10``",
+        ),
+    ]
+    output: Annotated[
+        str | os.PathLike[str],
+        Declaration(
+            require_path,
+            metavar="FOLDER",
+            help="folder of the shards",
+            doc="folder of the shards, which is created if necessary",
+        ),
+    ]
+    _: KW_ONLY
+    shard_size: str | int = option(
+        DEFAULT_SHARD_SIZE,
+        help=f"approximate size of a shard (default: {DEFAULT_SHARD_SIZE})",
+        doc=f"approximate size of a shard, in bytes or as text (default: ``{DEFAULT_SHARD_SIZE}``)",
+    )
+    name: str | None = option(
+        None,
+        require_text,
+        help="first part of the file names (default: from the source)",
+        doc="first part of the file names ``NAME-00000-of-00012.tfrecord`` (default: from the source)",
+    )
+    split: str | None = option(None, choices=SPLITS, help="part of a CIFAR archive (default: train)")
+    keep_order: bool = option(
+        False, help="keep the order of the source (default: a fixed random order, which mixes the classes)"
+    )
+    encode: str | None = option(None, choices=ENCODINGS, help="encode every image again (default: keep the files)")
+    quality: int = option(95, require_positive, help="JPEG quality of encoded images, 1 to 100 (default: 95)")
+    resize: int | None = option(
+        None, require_positive, metavar="PIXELS", help="reduce larger images to this size of the shorter side"
+    )
+    check_pixels: bool = option(False, help="decode every image to find damaged ones (default: headers only)")
+    workers: int | None = option(None, require_positive, doc="number of processes (default: one per core)")
+    url: str | None = option(None, require_text, help="URL of another archive for a data card: http, https or file")
+    sha256: str | None = option(None, require_text, help="SHA-256 digest of the file at --url")
+    offline: bool = option(False, doc="never download")
+    on_progress: OnProgress = option(
+        ignore_progress, require_callable, doc="receives the number of samples that were read; the step has the rate"
+    )
+    on_message: OnMessage = option(
+        ignore_message, require_callable, doc="receives messages about downloads and about work that is resumed"
+    )
+
+
 @public
-def pack(
-    source: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    shard_size: str | int = DEFAULT_SHARD_SIZE,
-    name: str | None = None,
-    split: str | None = None,
-    keep_order: bool = False,
-    encode: str | None = None,
-    quality: int = 95,
-    resize: int | None = None,
-    check_pixels: bool = False,
-    workers: int | None = None,
-    url: str | None = None,
-    sha256: str | None = None,
-    offline: bool = False,
-    on_progress: OnProgress = ignore_progress,
-    on_message: OnMessage = ignore_message,
-) -> PackResult:
+@takes(PackOptions)
+def pack(options: PackOptions) -> PackResult:
     """Pack samples into TFRecord shards with an index and a label file.
 
     An interrupted call is resumed by the same call; the bytes of the shards do not depend on interruptions or on the
     number of workers. Damaged images are listed in the result and in the index.
 
-    Args:
-        source: folder of images, list file, ``.npz`` or ``.npy`` file, TFRecord files, tar file of images, archive or
-            folder of CIFAR-10 or CIFAR-100 (python or binary version), or the name of a data card: ``cifar10``.
-        output: folder of the shards, which is created if necessary.
-        shard_size: approximate size of a shard, in bytes or as text: ``100MB``.
-        name: first part of the file names ``NAME-00000-of-00012.tfrecord`` (default: from the source).
-        split: part of a CIFAR archive: ``train`` (default) or ``test``.
-        keep_order: keep the order of the source instead of the fixed random order, which mixes the classes.
-        encode: encode every image again: ``jpeg`` or ``png`` (default: keep the files).
-        quality: JPEG quality from 1 to 100 of images that are encoded.
-        resize: maximum size of the shorter side in pixels; larger images are reduced and encoded again.
-        check_pixels: decode every image to find damaged ones; else only the header and the last bytes are checked.
-        workers: number of processes (default: one per core).
-        url: URL of another archive for a data card.
-        sha256: digest of the file at `url`.
-        offline: never download.
-        on_progress: receives the number of samples that were read; the step has the rate.
-        on_message: receives messages about downloads and about work that is resumed.
-
     Raises:
         UsageError: an argument is wrong, or the folder has shards of another packing.
         InputError: the source does not exist, is damaged or changes during the work, or the folder is not writable.
     """
-    require_path(source=source, output=output)
-    require_positive(quality=quality, **without_none(resize=resize, workers=workers))
-    require_flag(keep_order=keep_order, check_pixels=check_pixels, offline=offline)
-    require_choice(ENCODINGS, **without_none(encode=encode))
-    require_choice(SPLITS, **without_none(split=split))
-    shard_bytes = parse_size(shard_size)
-    if quality > 100:
-        raise UsageError(f"quality is {quality}, and must be at most 100", hint="for example quality=95")
+    shard_bytes, workers = parse_size(options.shard_size), options.workers or available_cores()
+    if options.quality > 100:
+        raise UsageError(f"quality is {options.quality}, and must be at most 100", hint="for example quality=95")
     started = monotonic()
-    path, title = _locate(source, url, sha256, offline, on_progress, on_message)
-    name = _check_name(name or (f"{title}-{split}" if split else title))
-    folder = _make_folder(expand_user(output))
-    options = ImageOptions(encode or "", quality, resize, check_pixels)
-    with _lock(folder, on_message) as lock:
+    path, title = _locate(options)
+    name = _check_name(options.name or (f"{title}-{options.split}" if options.split else title))
+    folder = _make_folder(expand_user(options.output))
+    images = ImageOptions(options.encode or "", options.quality, options.resize, options.check_pixels)
+    with _lock(folder, options.on_message) as lock:
         work = folder / f".{name}.source.tar"
-        on_progress(Progress("listing", 0))
-        samples = find_source(path, split or "", work)
+        options.on_progress(Progress("listing", 0))
+        samples = find_source(path, options.split or "", work)
         _check_classes(samples.classes)
-        if samples.kind == "record" and (encode or resize):
+        if samples.kind == "record" and (options.encode or options.resize):
             raise UsageError(f"{path} has records, which are copied unchanged", hint="remove --encode and --resize")
-        samples = samples if keep_order else samples.shuffle()
-        tasks = divide(samples, name, shard_bytes, options)
+        samples = samples if options.keep_order else samples.shuffle()
+        tasks = divide(samples, name, shard_bytes, images)
         _check_folder(folder, name, tasks)
-        index, pending = _write_missing(folder, name, samples, tasks, options, workers, lock, on_progress, on_message)
+        index, pending = _write_missing(folder, name, samples, tasks, images, workers, lock, options)
         work.unlink(missing_ok=True)
     return PackResult(
         folder,
@@ -113,7 +122,7 @@ def pack(
         tuple(task.file for task in pending),
         sum(task.num_bytes for task in pending),
         monotonic() - started,
-        min(workers or available_cores(), max(len(pending), 1)),
+        min(workers, max(len(pending), 1)),
         samples.notes,
     )
 
@@ -123,26 +132,25 @@ def _write_missing(
     name: str,
     samples: Source,
     tasks: Sequence[ShardTask],
-    options: ImageOptions,
-    workers: int | None,
+    images: ImageOptions,
+    workers: int,
     lock: int,
-    on_progress: OnProgress,
-    on_message: OnMessage,
+    options: PackOptions,
 ) -> tuple[Index, list[ShardTask]]:
     """Write the shards that earlier calls have not finished, and the index; return the index and the new shards."""
     journal = Journal(folder, name)
     finished = journal.find_finished(tasks)
     pending = [task for task in tasks if task.file not in finished]
     if finished and pending:
-        on_message(f"resuming: {len(finished)} of {len(tasks)} shards are complete")
+        options.on_message(f"resuming: {len(finished)} of {len(tasks)} shards are complete")
     if pending or not index_path(folder, name).exists():
         journal.begin(finished)
-    report = _rate_reporter(samples, finished.keys(), tasks, on_progress)
-    for shard in write_all(str(folder), pending, samples, options, workers or available_cores(), lock, report):
+    report = _rate_reporter(samples, finished.keys(), tasks, options.on_progress)
+    for shard in write_all(str(folder), pending, samples, images, workers, lock, report):
         finished[shard.file] = shard
         journal.add(shard)
     shards = tuple(finished[task.file] for task in tasks)
-    index = Index(name, samples.name, samples.classes, shards, options.to_json())
+    index = Index(name, samples.name, samples.classes, shards, images.to_json())
     if journal.path.exists():
         index.write(folder)
         journal.path.unlink()
@@ -171,25 +179,15 @@ def parse_size(value: str | int) -> int:
     return size
 
 
-def _locate(
-    source: str | os.PathLike[str],
-    url: str | None,
-    sha256: str | None,
-    offline: bool,
-    on_progress: OnProgress,
-    on_message: OnMessage,
-) -> tuple[Path, str]:
+def _locate(options: PackOptions) -> tuple[Path, str]:
     """Return the path of the source, downloaded if it is a data card, and the name of the shards."""
-    path = expand_user(source)
+    source, path = os.fspath(options.source), expand_user(options.source)
     cards = {card.name: card for card in data_cards()}
-    if not path.exists() and os.fspath(source) in cards:
-        card = cards[os.fspath(source)]
-        archive = obtain_data(
-            card, url=url, sha256=sha256, offline=offline, on_progress=on_progress, on_message=on_message
-        )
-        return archive, card.name
-    if url or sha256:
-        raise UsageError(f"{os.fspath(source)} is not a data card: it has no url", hint=f"cards: {', '.join(cards)}")
+    if not path.exists() and source in cards:
+        names = ("url", "sha256", "offline", "on_progress", "on_message")
+        return obtain_data(cards[source], **{name: getattr(options, name) for name in names}), source
+    if options.url or options.sha256:
+        raise UsageError(f"{source} is not a data card: it has no url", hint=f"cards: {', '.join(cards)}")
     stem = os.path.basename(os.path.realpath(path))
     stem = stem.partition(".")[0] if path.is_file() else stem
     return path, re.sub(r"[^\w-]+", "_", stem) or "data"
