@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check clean
+.PHONY: demo test check size clean
 
 demo: $(STAMP)
 	@PATH="$(abspath $(BIN)):$$PATH" sh assets/demo.sh
@@ -16,6 +16,10 @@ check: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Lines and tokens by package, with the difference to the last release or to `make size SINCE=COMMIT`.
+size:
+	@$(PYTHON) tests/support/package_size.py $(SINCE)
 
 # Current pip shows progress while it installs; the one in a new environment only while it downloads.
 $(STAMP): pyproject.toml
