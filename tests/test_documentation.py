@@ -153,13 +153,15 @@ def run(process: CommandProcess, command: str, folder: Path) -> subprocess.Compl
     """
     processes = 3 if "baseline" in command else 1
     limits = {
-        "benchmark": "" if "--sweep" in command else f"--runs 3 --warmup 1 --processes {processes}",
+        "benchmark": "--time-budget 2s" if "--sweep" in command else f"--runs 3 --warmup 1 --processes {processes}",
         "quantize": "--runs 0 --finetune 1" if "--finetune" in command else "--runs 0",
-        "optimize": "--time-budget 3s",
+        "optimize": f"--time-budget 3s {'--runtimes onnxruntime' if re.search('--(html|deploy)', command) else ''}",
         "evaluate": "--limit 12",
         "compare": "" if "--structure" in command else "--limit 2",
     }
     command += f" {limits.get(command.split()[1], '')}"
+    if "--calibration" in command and "--limit" not in command:
+        command += " --limit 24"
     if "--fail-below" in command:
         # Few samples on a busy machine decide about no limit of a page.
         command += " --fail-below 0.01"

@@ -7,6 +7,7 @@ Rounding is half to even; real 0 is always represented exactly.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from math import prod
 from typing import Self
 
@@ -23,6 +24,10 @@ Floats = npt.NDArray[np.float32]
 # Scales that a channel with unsafe pairs tries: 0 is that of its largest weight, 1 that which limits no pair. Errors of
 # many weights depend less on the scale, and take longer to compute.
 PAIR_SCALES, FEW_PAIR_SCALES, MANY_WEIGHTS = (*np.linspace(0, 1.5, 31),), (*np.linspace(0, 1.5, 11),), 2**17
+# Scales by constant: a model is quantized a few times before its file is written, with the same weights. The number is
+# that of the constants of large models.
+_PAIR_SCALES: dict[tuple[object, ...], Floats] = {}
+MOST_PAIR_SCALES = 4096
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,19 @@ class QuantizationParameters:
         spec = self.spec
         if not spec.pair_axes or not values.size:
             return self
+        digest = blake2b(values.tobytes()).digest()
+        key = (spec, self.scale.tobytes(), tuple(parts), values.shape, values.dtype, digest)
+        if key not in _PAIR_SCALES:
+            if len(_PAIR_SCALES) >= MOST_PAIR_SCALES:
+                _PAIR_SCALES.clear()
+            _PAIR_SCALES[key] = self._find_pair_scales(values, parts)
+        return replace(self, scale=_PAIR_SCALES[key])
+
+    def _find_pair_scales(self, values: Array, parts: Sequence[float]) -> Floats:
+        spec = self.spec
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
         ratio = np.maximum(self._find_pair_sums(values).max(rest).reshape(self.scale.shape) / MAX_SUM, 1.0)
-        best, least = self, np.full(self.scale.shape, np.inf)
+        best, least = self.scale, np.full(self.scale.shape, np.inf)
         for part in parts or (FEW_PAIR_SCALES if values.size > MANY_WEIGHTS else PAIR_SCALES):
             if ratio.max() == 1:
                 break
@@ -109,7 +124,7 @@ class QuantizationParameters:
             error = sum(np.square(each).sum(rest) for each in sums).reshape(self.scale.shape).astype(np.float32)
             is_better = error < least
             least = np.where(is_better, error, least)
-            best = replace(self, scale=np.where(is_better, larger.scale, best.scale).astype(np.float32))
+            best = np.where(is_better, larger.scale, best)
         return best
 
     @classmethod

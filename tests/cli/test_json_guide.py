@@ -58,7 +58,13 @@ COMMANDS = [
 RUNTIME_COMMANDS = [
     ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "3")),
     ("receipt", ("receipt", "e.onnx")),
-    ("quantize", ("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT, "--max-drop", "0.0", "--runs", "0")),
+    (
+        "quantize",
+        (
+            *("quantize", "digits", "-o", "f.onnx", "--calibration", HELD_OUT),
+            *("--limit", "40", "--max-drop", "0.0", "--runs", "0"),
+        ),
+    ),
     (
         "optimize",
         ("optimize", "digits", "-o", "best", "--data", HELD_OUT, "--time-budget", "2s", "--runtimes", "onnxruntime"),

@@ -1,5 +1,6 @@
 """Process that runs many commands: the start of Python and of the runtimes takes most of the time of a command."""
 
+import gc
 import json
 import os
 import subprocess
@@ -60,6 +61,7 @@ def serve() -> None:
     from quantkit.benchmark.profiling import tracing
 
     tracing.MAX_PAIRS = 3  # the times that a quantization measures for its decisions do not matter
+    gc.set_threshold(50_000, 20, 20)  # the collector would scan the objects of TensorFlow too often
     requests, responses = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     with open(os.devnull) as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         # Processes below this one, and C++ code, read and write the same files.

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,16 @@ def call_client(folder: Path, url: str, *arguments: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@cache
+def quantize_digits(**options: bool) -> quantkit.QuantizationResult:
+    return quantkit.quantize("digits", ROOT / "assets/digits_heldout.npz", limit=24, runs=0, **options)
+
+
 def save_digits(folder: Path, suffix: str) -> Path:
     """Write the model of digits in a format, int8 where the runtime has kernels."""
     file = folder / f"digits{suffix}"
     if suffix == ".onnx":
-        quantkit.quantize("digits", ROOT / "assets/digits_heldout.npz", target="onnx").save(file)
+        quantize_digits().save(file)
     elif suffix == "":
         quantkit.save(quantkit.load("digits"), file, format="saved_model")
     else:
@@ -195,7 +201,7 @@ def test_routes_of_the_protocol(folder: Path) -> None:
 def test_preprocessing_inside_the_model_is_stated(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     file = tmp_path / "pixels.onnx"
-    quantkit.quantize("digits", ROOT / "assets/digits_heldout.npz", target="onnx", uint8_input=True).save(file)
+    quantize_digits(uint8_input=True).save(file)
     folder = deploy(Deployment(file, "digits", "onnxruntime", SessionOptions(intra_op=1)), tmp_path / "served")
     document = json.loads((folder / "deployment.json").read_text())
     assert document["inputs"][0]["datatype"] == "UINT8"
