@@ -120,35 +120,52 @@ def with_migrated_scales(
         for edge, values in scales.items()
         for divided in _find_divided(graph, edge, len(values))
     }
-    graph = migrate_scales(graph, scales)
-    observers = {
-        edge: create_observer(plan.scheme.observer, plan.activations[edge])
-        for edge in divisors
-        if edge in plan.activations
-    }
-    with open_calibration_session(graph, plan, runtime) as session:
-        for feeds in runs:
-            outputs = session.run(feeds)
-            for edge, observer in observers.items():
-                observer.observe(outputs[tensor_name(graph, edge)])
+    observed = observe_again(graph, plan, replace(ranges, scales=scales), divisors, runs, runtime)
     means = {edge: np.asarray(ranges.means[edge]) / values for edge, values in divisors.items() if edge in ranges.means}
     maxima = {
         edge: ranges.channel_maxima[edge] / values for edge, values in divisors.items() if edge in ranges.channel_maxima
     }
+    return replace(
+        observed,
+        means={**ranges.means, **{edge: tuple(values.tolist()) for edge, values in means.items()}},
+        channel_maxima={**ranges.channel_maxima, **maxima},
+    )
+
+
+def observe_again(
+    graph: Graph, plan: Plan, ranges: Ranges, edges: Iterable[Edge], runs: Iterable[Mapping[str, Array]], runtime: str
+) -> Ranges:
+    """Return the ranges with new ranges of some edges, in the number formats of a plan.
+
+    Args:
+        graph: float ONNX graph before the migration of the scales of ``ranges``.
+        plan: plan of ``graph``.
+        ranges: ranges of every edge of the plan.
+        edges: edges to observe; those that the plan does not quantize are omitted.
+        runs: feeds of the float graph.
+        runtime: runtime of the float graph, or ``auto``.
+
+    Raises:
+        UnavailableError, GraphError: the runtime cannot run the graph.
+    """
+    graph = migrate_scales(graph, ranges.scales)
+    observers = {
+        edge: create_observer(plan.scheme.observer, plan.activations[edge])
+        for edge in edges
+        if edge in plan.activations
+    }
+    with open_calibration_session(graph, plan, runtime) as session:
+        for feeds in runs:
+            values = {**feeds, **session.run(feeds)}
+            for edge, observer in observers.items():
+                observer.observe(values[tensor_name(graph, edge)])
     limits = {edge: round_range(observer.range()) for edge, observer in observers.items()}
     sqnr = {
         edge: histogram_sqnr(observer, plan.activations[edge], limits[edge])
         for edge, observer in observers.items()
         if isinstance(observer, HistogramObserver)
     }
-    return replace(
-        ranges,
-        ranges={**ranges, **limits},
-        means={**ranges.means, **{edge: tuple(values.tolist()) for edge, values in means.items()}},
-        scales=scales,
-        channel_maxima={**ranges.channel_maxima, **maxima},
-        sqnr={**ranges.sqnr, **sqnr},
-    )
+    return replace(ranges, ranges={**ranges, **limits}, sqnr={**ranges.sqnr, **sqnr})
 
 
 def migrate_scales(graph: Graph, scales: Mapping[Edge, tuple[float, ...]]) -> Graph:

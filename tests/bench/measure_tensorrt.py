@@ -6,8 +6,9 @@ The networks are those of `support/portable_networks.py`. Each is quantized on t
 ``onnx``, ``gpu`` for ``tensorrt``, and ``half`` is ``gpu`` with float16 for the float layers. The SQNR to the float
 model is that of ONNX Runtime on the CPU. ``edges`` compares the SQNR of each tensor that both targets quantize: the
 loss of the target ``tensorrt``, and the loss that follows from the quantization steps alone, 20 log10 of their ratio.
-With --observers, the first samples are quantized with the ranges of each observer instead, without trials, and with
-zero points of all tensors (``affine``), which TensorRT refuses: the difference is the loss that the format costs.
+With --observers, the first samples are quantized without trials instead: with the ranges of each observer, and in each
+number format: ``cpu`` is the target ``onnx``, ``padded`` has zero points of all tensors, with Pad ops before padded
+convolutions (activations ``qint8 affine`` in the scheme).
 
 With TensorRT-RTX 1.7.1.116, the float file and the files of the target are compiled: the report counts the planned int8
 layers that are int8 kernels, and the layers about which `summarize --for tensorrt` and the compiled program agree. No
@@ -40,11 +41,10 @@ from quantkit.errors import UnavailableError, UsageError  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
 from quantkit.quantization import Scheme, annotate, calibrate, convert, prepare  # noqa: E402
 from quantkit.quantization.annotation import in_target_dialect  # noqa: E402
-from quantkit.quantization.corrections import correct_biases  # noqa: E402
 from quantkit.quantization.parameters import QuantizationParameters  # noqa: E402
 from quantkit.quantization.targets import find_target  # noqa: E402
 from quantkit.quantization.targets.finding import Build, Finding  # noqa: E402
-from quantkit.quantization.targets.onnx import native  # noqa: E402
+from quantkit.quantization.targets.tensorrt import SIGNED_LEVELS, UNSIGNED_LEVELS  # noqa: E402
 from quantkit.quantization.targets.tensorrt.zero_points import AFFINE  # noqa: E402
 from quantkit.quantization.workflow.options import FLOAT16  # noqa: E402
 from quantkit.quantization.workflow.result import QuantizationResult  # noqa: E402
@@ -80,30 +80,23 @@ def quantize(network: SavedNetwork, target: str, path: Path) -> QuantizationResu
     return qk.quantize(network.path, network.samples, target=target, output=path, **network.options(target))
 
 
-def convert_with(network: SavedNetwork, build: Path, observer: str = OBSERVERS[0], *, is_affine: bool = False) -> float:
-    """Return the SQNR of the first samples with the ranges of an observer, without trials of alternatives.
+def convert_with(network: SavedNetwork, build: Path, target: str = TARGET, **fields: str) -> float:
+    """Return the SQNR of the first samples of a file of a target, without trials of alternatives.
 
     Args:
         network: float model with samples.
         build: folder of the files.
-        observer: name of the observer.
-        is_affine: True with zero points of all tensors, which TensorRT refuses.
+        target: name of the target.
+        **fields: fields of the scheme.
     """
     network = replace(network, samples=network.samples[:NUM_OBSERVED])
-    scheme = Scheme.for_target(TARGET, keep_float=network.keep_float, observer=observer)
+    scheme = Scheme.for_target(target, keep_float=network.keep_float, **fields)
     graph = prepare(qk.transform(qk.load(network.path), "inference").graph, scheme)
-    plan = annotate(graph, scheme, float_nodes=find_target(TARGET).slow_nodes(graph, "auto"))
-    if is_affine:
-        plan = replace(plan, activations=dict.fromkeys(plan.activations, AFFINE))
+    plan = annotate(graph, scheme, float_nodes=find_target(target).slow_nodes(graph, "auto"))
     names = [str(edge) for edge in graph.inputs]
     ranges = calibrate(graph, plan, [rename_feeds(sample, names) for sample in network.samples])
-    if is_affine:
-        merged = ranges.merge_groups(plan.groups)
-        quantized = native.convert(correct_biases(graph, plan, merged), plan, merged, keeps_biases=True)
-    else:
-        quantized = convert(graph, plan, ranges)
     path = build / f"{network.path.name.split('.')[0]}.tried.onnx"
-    formats.save(quantized, path)
+    formats.save(convert(graph, plan, ranges), path)
     return float(sqnr(run_model(network.path, network), run_model(path, network)))
 
 
@@ -147,8 +140,11 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
 
     if observers:
         try:
-            observed = {observer: convert_with(network, build, observer) for observer in OBSERVERS}
-            row |= {"observers": observed, "affine": convert_with(network, build, is_affine=True)}
+            observed = {observer: convert_with(network, build, observer=observer) for observer in OBSERVERS}
+            values = {"cpu": convert_with(network, build, "onnx"), "gpu": observed[OBSERVERS[0]]}
+            values["padded"] = convert_with(network, build, activations=str(AFFINE))
+            padded = compile_graph(qk.load(build / f"{name}.tried.onnx").graph, shapes)
+            row |= {"observers": observed, "formats": values, "padded": build_of(padded)}
         except UsageError as error:  # states whose first dimension is not that of the samples
             row["not_observed"] = error.message
         return row
@@ -167,10 +163,15 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
         row["float"] = compile_graph(source, shapes).problem or "built"
         for key, kind in (("build", "gpu"), ("half", "half")):
             result = compile_graph(qk.load(build / f"{name}.{kind}.onnx").graph, shapes)
-            row[key] = {**result.to_json(), "agreed": result.num_layers - len(result.planned ^ result.kernels)}
+            row[key] = build_of(result)
     except UnavailableError as error:
         row["float"] = error.message
     return row
+
+
+def build_of(result: Build) -> dict[str, Any]:
+    """Return the facts of a build, and the number of layers about which checker and builder agree."""
+    return {**result.to_json(), "agreed": result.num_layers - len(result.planned ^ result.kernels)}
 
 
 def find_findings(build: Path, name: str, kind: str) -> tuple[Finding, ...]:
@@ -189,7 +190,11 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "networks": len(rows),
         "float_built": len(built),
-        **{f"{key}_file": summarize_builds([row[key] for row in built if key in row]) for key in ("build", "half")},
+        **{
+            f"{key}_file": summarize_builds([row[key] for row in built if key in row])
+            for key in ("build", "half", "padded")
+        },
+        "half_of_the_levels_db": round(20 * float(np.log10(UNSIGNED_LEVELS / SIGNED_LEVELS)), 2),
         "loss_db": losses,
         "within_half_a_db": sum(loss <= 0.5 for loss in losses.values()),
         "median_loss_db": round(float(np.median([*losses.values()] or [0.0])), 2),
@@ -200,8 +205,10 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "signed_tensors": len(signed),
         "signed_within_limit": sum(loss <= MAX_LOSS for loss in signed),
-        "format_loss_db": {
-            row["name"]: round(row["affine"] - row["observers"][OBSERVERS[0]], 2) for row in rows if "affine" in row
+        "untried_loss_db": {
+            row["name"]: {kind: round(row["formats"]["cpu"] - row["formats"][kind], 2) for kind in ("gpu", "padded")}
+            for row in rows
+            if "formats" in row
         },
         "observers": {
             f"{part}: {observer}": mean_of([observed[name][observer] for name in names if name in observed])

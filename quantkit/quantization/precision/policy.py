@@ -34,6 +34,8 @@ MAX_CHEAP_LOSS = 0.9
 MAX_OBSERVER_LOSS = 0.8
 # Other corrections, which cost no latency.
 MAX_CORRECTED_LOSS = 0.95
+# Zero points that need Pad ops, which cost latency.
+MAX_PADDED_LOSS = 0.8
 
 # --- Candidates
 
@@ -107,6 +109,7 @@ SUPPORTED_BY = {
     "MAX_CHEAP_LOSS": (*_LAST, "gtcrn_stream", "kwt1"),
     "MAX_OBSERVER_LOSS": ("sediment_unet",),
     "MAX_CORRECTED_LOSS": _CORRECTED,
+    "MAX_PADDED_LOSS": ("fastestdet", "pplcnet_orientation"),
     "MAX_LAYERS": _LOSSY,
     "MIN_LAYERS": ("dtln_2", "silero_vad_op15"),
     "NUM_NOISY_LAYERS": _NOISY,

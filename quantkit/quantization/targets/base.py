@@ -115,6 +115,10 @@ class Target(ABC):
         """
         return scheme
 
+    def refine_scheme(self, scheme: Scheme) -> Scheme:
+        """Return a scheme with more precise values, whose files take more time, or the same one."""
+        return scheme
+
     def fuse_for(self, graph: Graph, runtime: str) -> Graph:
         """Return an equal float graph with ops that only one runtime has.
 

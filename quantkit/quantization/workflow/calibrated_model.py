@@ -17,7 +17,12 @@ from quantkit.quantization.workflow.lossy_layers import (
     exclude_noisy_layers,
     exclude_products,
 )
-from quantkit.quantization.workflow.observer_choice import choose_bias_correction, choose_observer, choose_scales
+from quantkit.quantization.workflow.observer_choice import (
+    choose_bias_correction,
+    choose_observer,
+    choose_scales,
+    choose_zero_points,
+)
 from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
 from quantkit.quantization.workflow.preparation import find_float_parts, prepare_float_graph
@@ -29,6 +34,7 @@ MAX_CUSTOM_OPS = 3
 CHOICES = (
     choose_observer,
     choose_scales,
+    choose_zero_points,
     exclude_lossy_layers,
     exclude_last_layers,
     exclude_products,

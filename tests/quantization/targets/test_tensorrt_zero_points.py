@@ -3,16 +3,25 @@
 import numpy as np
 import pytest
 
+import quantkit as qk
+from quantkit.data import as_dataset
+from quantkit.errors import UsageError
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ir.tensor import DType
+from quantkit.ir.tensor import DType, Tensor
 from quantkit.ir.text import from_text
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization import Plan, Scheme, annotate, prepare
 from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.targets import find_target
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.tensorrt.check import examine
 from quantkit.quantization.targets.tensorrt.zero_points import fold_zero_points
+from quantkit.quantization.workflow.calibration_run import compute_ranges
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.observer_choice import choose_zero_points
+from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.trials import Trials
 from quantkit.runtimes import open_session
 
 HEADER = onnx_format.header({"y": (DType.FLOAT, UNKNOWN)})
@@ -53,8 +62,8 @@ GRAPHS = {
 }
 
 
-def plan_of(text: str) -> tuple[Graph, Plan]:
-    scheme = Scheme.for_target("tensorrt")
+def plan_of(text: str, activations: str = "qint8 symmetric") -> tuple[Graph, Plan]:
+    scheme = Scheme.for_target("tensorrt", activations=activations)
     graph = prepare(from_text(IMAGE + text).with_(extra=HEADER), scheme)
     nodes = {node.name: "float" for node in graph.nodes.values() if node.op == "HardSwish"}
     return graph, annotate(graph, scheme, float_nodes=nodes)
@@ -97,3 +106,74 @@ def test_padded_convolutions_have_inputs_without_zero_point(consumer: str) -> No
     _, plan = plan_of(f"relu = Relu(conv1)\nconv2 = {consumer}\nother = Conv(relu, w2)\ny = Add(conv2, other)")
     assert plan.activations[Edge("relu")].symmetric
     assert plan.activations[Edge("x")].symmetric
+
+
+PADDED = {
+    "relu": "relu = Relu(conv1)\ny = Conv(relu, w1, b1, pads=[1, 1, 1, 1])",
+    "uneven": "gate = HardSwish(conv1)\ny = Conv(gate, w1, pads=[0, 1, 2, 0], strides=[2, 2])",
+    "two consumers": "relu = Relu(conv1)\nconv2 = Conv(relu, w1, pads=[1, 1, 1, 1])\n"
+    "conv3 = Conv(relu, w2)\ny = Add(conv2, conv3)",
+    "depthwise": "w4 = Constant[16x1x3x3]()\nrelu = Relu(conv1)\ny = Conv(relu, w4, group=16, pads=[1, 1, 1, 1])",
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_pad_has_the_value_that_stands_for_zero(name: str) -> None:
+    graph, plan = plan_of(PADDED[name], "qint8 affine")
+    assert {str(spec) for spec in plan.activations.values()} == {"qint8 affine"}
+    limits = Range(0.0, 0.4) if "Relu" in PADDED[name] else Range(-0.1, 0.4)
+    ranges = Ranges({edge: limits if edge.node != "x" else Range(-1.0, 0.5) for edge in plan.activations})
+    affine = native.convert(graph, plan, ranges, keeps_biases=True)
+    folded = fold_zero_points(affine)
+    convolutions = [node for node in folded.nodes.values() if node.op == "Conv"]
+    assert not any(any(node.attrs.get("pads", ())) for node in convolutions)  # type: ignore[arg-type]
+    assert folded.op_counts["Pad"] == sum(any(node.attrs.get("pads", ())) for node in graph.nodes.values())  # type: ignore[arg-type]
+    assert examine(folded) == ()
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 16, 6, 6)).astype(np.float32)
+    expected = outputs_of(affine, x)
+    np.testing.assert_allclose(outputs_of(folded, x), expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_padding_of_unknown_width_takes_no_zero_point() -> None:
+    text = 'relu = Relu(conv1)\ny = Conv(relu, w1, auto_pad="SAME_UPPER")'
+    assert plan_of(text, "qint8 affine")[1].activations[Edge("relu")].symmetric
+
+
+def test_other_activations_are_rejected() -> None:
+    with pytest.raises(UsageError, match="requires int8 activations, not 'quint8 affine'"):
+        Scheme.for_target("tensorrt", activations="quint8 affine")
+
+
+def test_the_loss_of_half_of_the_levels_is_stated() -> None:
+    target = find_target("tensorrt")
+    (warning,) = target.warnings(*plan_of(PADDED["relu"]))
+    assert warning.startswith("1 tensors without negative values have half of the levels")
+    assert "a loss of 6.05 dB each" in warning
+    assert target.warnings(*plan_of(PADDED["relu"], "qint8 affine")) == ()
+
+
+@pytest.mark.engine
+def test_zero_points_of_padded_convolutions_are_chosen_by_the_fidelity() -> None:
+    layers = [
+        f"relu{index} = Relu(conv{index})\nconv{index + 1} = Conv(relu{index}, w1, pads=[1, 1, 1, 1])"
+        for index in (1, 2, 3)
+    ]
+    graph, plan = plan_of("\n".join([*layers, "y = Identity(conv4)"]))
+    random = np.random.default_rng(0)
+    weights = Tensor.of(random.normal(0, 0.1, (16, 16, 3, 3)).astype(np.float32))
+    graph = graph.with_nodes([*graph.nodes.values(), graph["w1"].with_attrs(value=weights)])
+    samples = random.normal(0, 1, (8, 16, 6, 6)).astype(np.float32)
+    messages: list[str] = []
+    options = Options(None, calibration=samples, on_message=messages.append)
+    ranges, reference = compute_ranges(qk.load(graph), graph, plan, as_dataset(samples), options)
+    conversion = Conversion(graph, plan, ranges)
+    trials = Trials(reference, options)
+    trials.is_good = lambda present: False  # type: ignore[method-assign]
+    alternative = choose_zero_points(conversion, trials, options)
+    assert {str(spec) for spec in alternative.plan.activations.values()} == {"qint8 affine"}
+    gain = alternative.ranges.sqnr[Edge("relu1")] - ranges.sqnr[Edge("relu1")]
+    assert gain == pytest.approx(6, abs=0.3), "twice as many levels"
+    assert "zero points of 4 more tensors" in messages[-1]
+    assert choose_zero_points(alternative, trials, options) is alternative, "no format is more precise"
+    trials.is_good = lambda present: True  # type: ignore[method-assign]
+    assert choose_zero_points(conversion, trials, options) is conversion

@@ -6,9 +6,12 @@ products of attention and normalizations stay float.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from math import log10
 from types import MappingProxyType
 from typing import Any
 
+from quantkit.errors import UsageError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.table import Fact, find_ops
@@ -23,12 +26,14 @@ from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.quantization.targets.tensorrt.builder import check_build
 from quantkit.quantization.targets.tensorrt.check import examine, find_int8_layers
 from quantkit.quantization.targets.tensorrt.rules import find_small_size
-from quantkit.quantization.targets.tensorrt.zero_points import find_affine_edges, fold_zero_points
+from quantkit.quantization.targets.tensorrt.zero_points import AFFINE, find_affine_edges, fold_zero_points
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
 from quantkit.transforms.precision.convert_precision import convert_precision
 
 FUSED_OPS = find_ops(Fact.ACTIVATION | Fact.GATE, "onnx") - find_ops(Fact.FUSED, "onnx")
+# Levels of int8 values above 0 with a zero point, and without one.
+UNSIGNED_LEVELS, SIGNED_LEVELS = 255, 127
 FUSED = "TensorRT fuses a float activation with the layer before it"
 
 
@@ -41,7 +46,7 @@ class TensorRTTarget(OnnxTarget):
     defaults: Mapping[str, Any] = MappingProxyType(
         {"activations": "qint8 symmetric", "runtime": "tensorrt", "float_outputs": True}
     )
-    fixed = ("activations", "signed_activations", "runtime")
+    fixed = ("signed_activations", "runtime")
     multiplies_u8_by_s8 = False
     runs_bfloat16 = False
     writes_float16 = True
@@ -53,6 +58,17 @@ class TensorRTTarget(OnnxTarget):
     def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
         return scheme
 
+    def check_scheme(self, scheme: Scheme) -> None:
+        super().check_scheme(scheme)
+        if scheme.activations not in (AFFINE, replace(AFFINE, symmetric=True)):
+            raise UsageError(
+                f"the target {self.name!r} requires int8 activations, not {str(scheme.activations)!r}",
+                hint=f"write 'qint8 symmetric', or '{AFFINE}' for zero points before padded convolutions, too",
+            )
+
+    def refine_scheme(self, scheme: Scheme) -> Scheme:
+        return scheme.with_(activations=AFFINE)
+
     def fuse_for(self, graph: Graph, runtime: str) -> Graph:
         return graph
 
@@ -61,6 +77,18 @@ class TensorRTTarget(OnnxTarget):
 
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
         return find_small_size(graph, node, infer_shapes(graph))
+
+    def warnings(self, graph: Graph, plan: Plan) -> tuple[str, ...]:
+        edges = plan.nonnegative_edges(graph) & plan.activations.keys()
+        count = sum(plan.activations[edge].symmetric for edge in edges)
+        if not count:
+            return ()
+        return (
+            f"{count} tensors without negative values have half of the levels, as padded convolutions take no zero "
+            f"points: their steps are {UNSIGNED_LEVELS} / {SIGNED_LEVELS} times as large, a loss of "
+            f"{20 * log10(UNSIGNED_LEVELS / SIGNED_LEVELS):.2f} dB each. Activations {str(AFFINE)!r} in a scheme add "
+            "Pad ops before such convolutions",
+        )
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return fold_zero_points(native.convert(graph, plan, ranges, keeps_biases=True))

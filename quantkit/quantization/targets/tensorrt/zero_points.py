@@ -5,10 +5,15 @@
 A layer without padding computes W x = W x' - scale * zero * sum(W), so that its bias takes the second term: values
 after a Relu have all 256 levels, not half of them. The bias of the layer before takes scale * zero, and the limits of
 int8 clamp as the Relu does. Other ops get an Add. A padded convolution would take 0 for x' at the border, not for x:
-its input has no zero point.
+its input has no zero point, or with affine activations in the scheme a Pad with the value of x = 0:
+
+    QuantizeLinear -> DequantizeLinear -> Pad -> QuantizeLinear -> DequantizeLinear -> Conv without padding
+
+TensorRT computes the three ops in the middle in one kernel.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,17 +48,21 @@ def find_affine_edges(graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
         plan: plan of ``graph``.
     """
     layers = {pattern.layer: pattern for pattern in plan.patterns}
+    has_pads = not plan.scheme.activations.symmetric
+
+    def is_suited(layer: Node) -> bool:
+        return _is_unpadded(layer) or (has_pads and _is_padded(layer))
 
     def takes_zero_point(edge: Edge) -> bool:
         if edge in graph.outputs:
             return False
         for node, slot in graph.uses.get(edge, ()):
-            if (pattern := layers.get(node.name)) and not (pattern.weights and slot == 0 and _is_unpadded(node)):
+            if (pattern := layers.get(node.name)) and not (pattern.weights and slot == 0 and is_suited(node)):
                 return False
         return True
 
     suited = {edge for edge in plan.activations if all(map(takes_zero_point, plan.group_of(edge)))}
-    return {edge: AFFINE if edge in suited else spec for edge, spec in plan.activations.items()}
+    return {edge: replace(spec, symmetric=edge not in suited) for edge, spec in plan.activations.items()}
 
 
 def _is_unpadded(layer: Node) -> bool:
@@ -61,6 +70,11 @@ def _is_unpadded(layer: Node) -> bool:
     pads: Any = layer.attrs.get("pads", ())
     is_stated = layer.attrs.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
     return layer.op in LAYER_OPS and is_stated and not any(pads)
+
+
+def _is_padded(layer: Node) -> bool:
+    """Return True for a convolution that states the widths of its padding."""
+    return layer.op == "Conv" and layer.attrs.get("auto_pad", b"NOTSET") == b"NOTSET" and not _is_unpadded(layer)
 
 
 def fold_zero_points(graph: Graph) -> Graph:
@@ -106,7 +120,7 @@ class _ZeroPointFolding:
         elif node.op == QUANTIZE:
             if (offset := self._take_zero_point(node)) != shift:
                 self._shift_input(node, offset - shift)
-        elif shift and _is_unpadded(node) and self._sum_weights(node) is not None:
+        elif shift and self._has_whole_sums(node, shift):
             self._add_to_layer(node, -shift)
         elif not self._translate(node):
             for slot, edge in enumerate(node.inputs):
@@ -204,6 +218,30 @@ class _ZeroPointFolding:
         if layer.op == "Gemm":
             return np.asarray(values.sum(1 if layer.attrs.get("transB") else 0))
         return np.asarray(values.sum(-2, keepdims=values.ndim > 2))
+
+    def _has_whole_sums(self, layer: Node, shift: float) -> bool:
+        """Return True for a layer whose outputs are sums over all weights, if need be after a Pad before it.
+
+        Args:
+            layer: node of the new graph.
+            shift: shift of its input, the value that stands for 0.
+        """
+        if not (_is_unpadded(layer) or _is_padded(layer)) or self._sum_weights(layer) is None:
+            return False
+        source, pads = self.nodes[layer.inputs[0].node], layer.attrs.get("pads", ())
+        if _is_unpadded(layer) or source.op != DEQUANTIZE:
+            return _is_unpadded(layer)
+        assert isinstance(pads, tuple), "a convolution states its padding as a list"
+        widths = [0, 0, *pads[: len(pads) // 2], 0, 0, *pads[len(pads) // 2 :]]
+        constants = (
+            self._add_constant(f"{layer.name}/pads", widths, np.int64),
+            self._add_constant(f"{layer.name}/border", shift),
+        )
+        edge = self._add(Node(f"{layer.name}/padded", "Pad", (layer.inputs[0], *constants)))
+        for op in (QUANTIZE, DEQUANTIZE):
+            edge = self._add(Node(f"{layer.name}/{op}", op, (edge, *source.inputs[1:3])))
+        self.nodes[layer.name] = layer.with_input(0, edge).with_attrs(pads=(0,) * len(pads))
+        return True
 
     def _translate(self, node: Node) -> bool:
         """Pass the shift of the inputs on to the outputs; return False if the op does not allow that."""
