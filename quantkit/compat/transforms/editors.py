@@ -16,22 +16,6 @@ OLD_ARRAY_OPS = {
 
 
 @classic_transform
-def remove_attribute(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """Remove an attribute from all nodes, or from the nodes of one op type."""
-    if len(context.values("attribute_name")) != 1:
-        raise GraphError(
-            "remove_attribute expects exactly one 'attribute_name' argument, "
-            "e.g. remove_attribute(op_name=Mul, attribute_name=foo)"
-        )
-    ops = context.values("op_name")
-    if len(ops) > 1:
-        raise GraphError(f"remove_attribute expects a single op_name argument, but found {len(ops)}")
-    op = ops[0] if ops else "*"
-    key = context.values("attribute_name")[0]
-    return [node.with_attrs(**{key: None}) if op in ("*", node.op) else node for node in nodes]
-
-
-@classic_transform
 def rename_attribute(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Rename an attribute; if the node already has the new name, the moved value is lost."""
     if len(context.values("old_attribute_name")) != 1 or len(context.values("new_attribute_name")) != 1:
@@ -49,18 +33,6 @@ def rename_attribute(nodes: Sequence[NodeDef], context: ClassicContext) -> list[
             node = node.with_attrs(**{old: None, new: node.attrs.get(new, node.attrs[old])})
         result.append(node)
     return result
-
-
-@classic_transform
-def rename_op(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """Replace the op type of nodes."""
-    if len(context.values("old_op_name")) != 1 or len(context.values("new_op_name")) != 1:
-        raise GraphError(
-            "rename_op expects exactly one 'old_op_name' and 'new_op_name' argument, "
-            "e.g. rename_op(old_op_name=Mul, new_op_name=Multiply)"
-        )
-    old, new = context.values("old_op_name")[0], context.values("new_op_name")[0]
-    return [node.with_(op=new) if node.op == old else node for node in nodes]
 
 
 @classic_transform
@@ -84,12 +56,6 @@ def rename_node(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeD
 def _rename_reference(text: str, old: str, new: str) -> str:
     prefix, node, suffix = split(text)
     return f"{prefix}{new}{suffix}" if node == old else text
-
-
-@classic_transform
-def remove_device(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
-    """Remove the device of every node."""
-    return [node.with_(device="") for node in nodes]
 
 
 @classic_transform

@@ -3,14 +3,9 @@
 conv(mirror_pad(x), w)  ==  FusedPadConv2D(x, w)
 """
 
-from functools import partial
-
-from quantkit.ir.graph import Graph, Node
-from quantkit.ir.pattern import any_, op
-from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
-from quantkit.ops.shape_inference import infer_shapes
-from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.transforms.fusion._fused_convolutions import Shapes, fuse, reason_against_convolution, reason_against_pad
+from quantkit.ir.graph import Graph
+from quantkit.ir.rewrite import Outcome
+from quantkit.transforms.fusion._fused_convolutions import fuse_before_convolution
 from quantkit.transforms.registry import transform
 
 
@@ -38,16 +33,4 @@ def fuse_pad_and_conv(graph: Graph) -> Outcome:
         pad = MirrorPad(x, paddings, mode=REFLECT)
         y = Conv2D(pad, w, padding=VALID, strides=[1, 1, 1, 1])
     """
-    if "MirrorPad" not in graph.op_counts:
-        return Outcome(graph)
-    pattern = op("Conv2D")(op("MirrorPad", "pad")(any_(), any_()), any_())
-    return apply_rules(graph, Rule(pattern, partial(_fuse_pad, infer_shapes(graph)), ("root", "pad")))
-
-
-def _fuse_pad(shapes: Shapes, graph: Graph, root: Node, pad: Node) -> list[Node] | Skip | None:
-    if root.name in graph.input_names:
-        return None
-    reason = reason_against_convolution(shapes, root, pad) or reason_against_pad(graph, pad, root)
-    if reason:
-        return Skip(reason)
-    return [fuse(root, "FusedPadConv2D", (*pad.inputs, root.inputs[1]), attribute(pad, "mode"), pad)]
+    return fuse_before_convolution(graph, pad="MirrorPad")

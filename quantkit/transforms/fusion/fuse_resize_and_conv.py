@@ -3,20 +3,9 @@
 conv(resize(x), w)  ==  FusedResizeAndPadConv2D(x, w) with padding 0
 """
 
-from functools import partial
-
-import numpy as np
-
-from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.pattern import any_, op
-from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
-from quantkit.ops.shape_inference import infer_shapes
-from quantkit.transforms.fusion._fused_convolutions import (
-    Shapes,
-    fuse,
-    reason_against_convolution,
-    reason_against_resize,
-)
+from quantkit.ir.graph import Graph
+from quantkit.ir.rewrite import Outcome
+from quantkit.transforms.fusion._fused_convolutions import fuse_before_convolution
 from quantkit.transforms.registry import transform
 
 
@@ -43,18 +32,4 @@ def fuse_resize_and_conv(graph: Graph) -> Outcome:
         resize = ResizeBilinear(x, size)
         y = Conv2D(resize, w, padding=VALID, strides=[1, 1, 1, 1])
     """
-    if "ResizeBilinear" not in graph.op_counts:
-        return Outcome(graph)
-    pattern = op("Conv2D")(op("ResizeBilinear", "resize")(any_(), any_()), any_())
-    return apply_rules(graph, Rule(pattern, partial(_fuse_resize, infer_shapes(graph)), ("root", "resize")))
-
-
-def _fuse_resize(shapes: Shapes, graph: Graph, root: Node, resize: Node) -> list[Node] | Skip | None:
-    if root.name in graph.input_names:
-        return None
-    reason = reason_against_convolution(shapes, root, resize) or reason_against_resize(graph, resize, root, root)
-    if reason:
-        return Skip(reason)
-    paddings = constant(free_name(graph, f"{root.name}_dummy_paddings"), np.zeros((4, 2), np.int32))
-    inputs = (*resize.inputs, Edge(paddings.name), root.inputs[1])
-    return [paddings, fuse(root, "FusedResizeAndPadConv2D", inputs, b"REFLECT", resize)]
+    return fuse_before_convolution(graph, resize="ResizeBilinear")

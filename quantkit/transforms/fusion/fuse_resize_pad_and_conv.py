@@ -3,20 +3,9 @@
 conv(mirror_pad(resize(x)), w)  ==  FusedResizeAndPadConv2D(x, w)
 """
 
-from functools import partial
-
-from quantkit.ir.graph import Graph, Node
-from quantkit.ir.pattern import any_, op
-from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
-from quantkit.ops.shape_inference import infer_shapes
-from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.transforms.fusion._fused_convolutions import (
-    Shapes,
-    fuse,
-    reason_against_convolution,
-    reason_against_pad,
-    reason_against_resize,
-)
+from quantkit.ir.graph import Graph
+from quantkit.ir.rewrite import Outcome
+from quantkit.transforms.fusion._fused_convolutions import fuse_before_convolution
 from quantkit.transforms.registry import transform
 
 
@@ -47,23 +36,4 @@ def fuse_resize_pad_and_conv(graph: Graph) -> Outcome:
         pad = MirrorPad(resize, paddings, mode=REFLECT)
         y = Conv2D(pad, w, padding=VALID, strides=[1, 1, 1, 1])
     """
-    if not graph.op_counts.keys() >= {"ResizeBilinear", "MirrorPad"}:
-        return Outcome(graph)
-    pattern = op("Conv2D")(op("MirrorPad", "pad")(op("ResizeBilinear", "resize")(any_(), any_()), any_()), any_())
-    return apply_rules(
-        graph, Rule(pattern, partial(_fuse_resize_and_pad, infer_shapes(graph)), ("root", "pad", "resize"))
-    )
-
-
-def _fuse_resize_and_pad(shapes: Shapes, graph: Graph, root: Node, pad: Node, resize: Node) -> list[Node] | Skip | None:
-    if root.name in graph.input_names:
-        return None
-    reason = (
-        reason_against_convolution(shapes, root, resize)
-        or reason_against_pad(graph, pad, root)
-        or reason_against_resize(graph, resize, pad, root)
-    )
-    if reason:
-        return Skip(reason)
-    inputs = (*resize.inputs, pad.inputs[1], root.inputs[1])
-    return [fuse(root, "FusedResizeAndPadConv2D", inputs, attribute(pad, "mode"), pad, resize)]
+    return fuse_before_convolution(graph, resize="ResizeBilinear", pad="MirrorPad")
