@@ -35,6 +35,7 @@ from quantkit.evaluation.accuracy import require_images
 from quantkit.evaluation.opened_model import describe_assumption, options_for
 from quantkit.evaluation.options import DATA, MODEL, ClassifierOptions, DatasetOptions
 from quantkit.facts import RANDOM_WEIGHTS_NOTE
+from quantkit.formats.paths import make_folder
 from quantkit.model import as_model
 from quantkit.model.early_checks import check_sources
 from quantkit.model.options import OFFLINE
@@ -118,7 +119,7 @@ def run(options: RunOptions) -> BatchInference:
     digest = data_digest(dataset)
     if loaded.has_random_weights:
         options.on_message(f"{loaded.name}: {RANDOM_WEIGHTS_NOTE}")
-    folder = _make_folder(expand_user(options.output))
+    folder = make_folder(expand_user(options.output))
     file = write_model_file(loaded, folder)
     settings = InferenceSettings(
         file,
@@ -364,20 +365,6 @@ class _BatchRun:
             tuple(result.seconds["total"] for result in results),
             self.failed_attempts,
         )
-
-
-def _make_folder(folder: Path) -> Path:
-    """Create the folder of the results.
-
-    Raises:
-        InputError: the folder cannot be created.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = os.strerror(error.errno or 0).lower()
-        raise InputError(f"cannot create the folder {folder}: {reason}", hint="choose another folder") from None
-    return folder
 
 
 def _file_digest(path: Path) -> str:

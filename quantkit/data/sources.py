@@ -248,7 +248,7 @@ def _folder_dataset(folder: Path, images: Sequence[Path], others: Sequence[Path]
             hint=f"add images ({', '.join(sorted(IMAGE_SUFFIXES))}), or .npy or .npz files, or give another folder"
             + (f": this one has {len(others)} other files" if others else ""),
         )
-    samples = tuple(Sample(file.name, _label_of(file, folder), file) for file in images)
+    samples = tuple(Sample(file.name, label_of(file.relative_to(folder).parts), file) for file in images)
     return FileDataset(str(folder), samples, len(others), classes=_class_names(samples, folder))
 
 
@@ -263,14 +263,15 @@ def _array_samples(files: Iterable[Path], folder: Path | None = None) -> tuple[S
         InputError: a file does not exist.
     """
     return tuple(
-        Sample(file.name, "" if folder is None else _label_of(file, folder), _local_path(file)) for file in files
+        Sample(file.name, "" if folder is None else label_of(file.relative_to(folder).parts), _local_path(file))
+        for file in files
     )
 
 
-def _label_of(file: Path, folder: Path) -> str:
-    """Return the WordNet id in the name of the file or its folder, else the name of the folder."""
-    parents = file.relative_to(folder).parts[:-1]
-    return _wordnet_id(file.name) or (_wordnet_id(parents[-1]) or parents[-1] if parents else "")
+def label_of(parts: Sequence[str]) -> str:
+    """Return the WordNet id in the name of a file or its folder, else the name of the folder, from a path's parts."""
+    *parents, name = parts
+    return _wordnet_id(name) or (_wordnet_id(parents[-1]) or parents[-1] if parents else "")
 
 
 def _class_names(samples: Iterable[Sample], folder: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Checks of paths before any work: two outputs on one path, and outputs that would overwrite an input."""
+"""Paths before any work: output folders, two outputs on one path, and outputs that would overwrite an input."""
 
 import os
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.arguments import expand_user
-from quantkit.errors import UsageError
+from quantkit.errors import InputError, UsageError
 from quantkit.formats.files import check_target
 
 
@@ -52,6 +52,22 @@ def check_outputs(outputs: Mapping[str, Any], inputs: Mapping[str, Any] = {}) ->
         if path is not None:
             check_target(expand_user(path))
     check_distinct(outputs, inputs)
+
+
+def make_folder(folder: Path) -> Path:
+    """Create a folder and its parents, unless it exists.
+
+    Raises:
+        InputError: the folder cannot be created, or is not writable.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or "unknown error").lower()
+        raise InputError(f"{folder} cannot be created: {reason}", hint="choose another folder") from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"cannot write to {folder}: permission denied", hint="choose another folder")
+    return folder
 
 
 def _is_same(path: Path, other: Path) -> bool:

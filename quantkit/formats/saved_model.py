@@ -96,11 +96,8 @@ def decode(data: wire.Buffer | Any) -> tuple[MetaGraph, ...]:
         InputError: the bytes are not a SavedModel.
     """
     view = memoryview(data)
-    graphs = tuple(
-        _meta_graph(view, start, end)
-        for number, kind, _, start, end in wire.fields(view, 0, len(view))
-        if number == META_GRAPH and kind == wire.LENGTH
-    )
+    values, _ = wire.split(view, 0, len(view), META_GRAPH)
+    graphs = tuple(_meta_graph(view, *value) for value in values[META_GRAPH])
     if not graphs:
         raise InputError("the file has no graph")
     return graphs
@@ -185,25 +182,17 @@ def num_variable_bytes(graph: Graph) -> int:
 
 
 def _meta_graph(view: memoryview, start: int, end: int) -> MetaGraph:
-    rest: list[wire.Buffer] = []
-    position, has_objects = (start, start), False
-    for number, kind, begin, first, stop in wire.fields(view, start, end):
-        if number == META_GRAPH_GRAPH and kind == wire.LENGTH:
-            position = (first, stop)
-        elif number == META_GRAPH_OBJECTS:
-            has_objects = True
-        else:
-            rest.append(view[begin:stop])
-    message = parse("MetaGraphDef", b"".join(rest))
+    values, rest = wire.split(view, start, end, META_GRAPH_GRAPH, META_GRAPH_OBJECTS)
+    message = parse("MetaGraphDef", rest)
     signatures = {
         name: Signature(name, _edges(entry.inputs), _edges(entry.outputs))
         for name, entry in message.signature_def.items()
         if name != INITIALIZER
     }
-    content = view[position[0] : position[1]]
+    content = view[slice(*(values[META_GRAPH_GRAPH] or [(start, start)])[-1])]
     restore = message.saver_def.restore_op_name
     tags = frozenset(message.meta_info_def.tags)
-    return MetaGraph(tags, signatures, has_objects, restore, lambda: graphdef.decode(content))
+    return MetaGraph(tags, signatures, bool(values[META_GRAPH_OBJECTS]), restore, lambda: graphdef.decode(content))
 
 
 def _edges(infos: Mapping[str, Any]) -> Mapping[str, Edge]:

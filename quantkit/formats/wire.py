@@ -56,6 +56,30 @@ def fields(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, 
         yield tag >> 3, kind, begin, value, position
 
 
+def split(data: Buffer, start: int, end: int, *numbers: int) -> tuple[dict[int, list[tuple[int, int]]], bytes]:
+    """Separate the length-delimited fields with some numbers from the other fields of a message.
+
+    Args:
+        data: bytes of the file.
+        start, end: position of the message in bytes.
+        numbers: numbers of the fields.
+
+    Returns:
+        Start and end of each value by number of the field, and the bytes of all other fields.
+
+    Raises:
+        InputError: a field is incomplete, or the bytes are not a message.
+    """
+    values: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
+    rest: list[Buffer] = []
+    for number, kind, begin, first, last in fields(data, start, end):
+        if number in values and kind == LENGTH:
+            values[number].append((first, last))
+        else:
+            rest.append(data[begin:last])
+    return values, b"".join(rest)
+
+
 def varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
     """Decode a variable-length integer; return (value, position after it).
 

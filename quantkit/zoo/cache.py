@@ -96,21 +96,32 @@ def part_path(name: str, url: str) -> Path:
     return cache_folder() / f"{name}-{sha256(url.encode()).hexdigest()[:8]}.part"
 
 
+def lock(descriptor: int, reason: str, on_message: OnMessage) -> None:
+    """Lock an open file or folder against other processes; block until the lock is free.
+
+    Args:
+        descriptor: the open file.
+        reason: clause for the message about the wait.
+        on_message: receives the message.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_message(f"{reason}; waiting for it")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
 @contextmanager
 def lock_model(name: str, on_message: OnMessage) -> Iterator[None]:
     """Lock a model of the cache against other processes; block until the lock is free."""
-    import fcntl
-
     path = cache_folder() / f"{name}.lock"
     with translate_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_message(f"another process is fetching {name}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno(), f"another process is fetching {name}", on_message)
         yield
 
 

@@ -1,16 +1,14 @@
 """Data cards: known datasets, and their verified download to the cache."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from hashlib import file_digest
 from pathlib import Path
 
 from quantkit.errors import InputError
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
-from quantkit.zoo.cache import FileDigest, Receipt, SourceError, cache_folder, lock_model, new_folder, part_path
+from quantkit.zoo.cache import Receipt, SourceError, cache_folder, lock_model, new_folder, part_path
 from quantkit.zoo.cards import Archive, model_files, parse_table
-from quantkit.zoo.fetch import check_url, compare
+from quantkit.zoo.fetch import check_url, compare, digest_of, try_sources
 
 SUFFIX = ".data.toml"
 
@@ -72,7 +70,6 @@ def obtain_data(
         InputError: every source failed; the message has the reason for each one.
     """
     digest = check_url(url, sha256)
-    sources = [url] if url else list(card.archive.urls)
     with lock_model(card.name, on_message):
         cached = _find_cached(card, url, digest)
         if cached:
@@ -82,7 +79,9 @@ def obtain_data(
                 f"{card.name} is not in {cache_folder() / card.name}, and --offline forbids a download",
                 hint="run the command once with a network, or set QUANTKIT_CACHE to its folder",
             )
-        return _try_sources(card, sources, url is not None, digest, on_progress, on_message)
+        expected = (None, digest) if url else (card.archive.num_bytes, card.archive.sha256)
+        sources = [url] if url else card.archive.urls
+        return try_sources(card.name, sources, lambda source: _fetch(card, source, *expected, on_progress, on_message))
 
 
 def _find_cached(card: DataCard, url: str | None, digest: str) -> Path | None:
@@ -91,27 +90,6 @@ def _find_cached(card: DataCard, url: str | None, digest: str) -> Path | None:
     if receipt is None or (url and (receipt.sha256 != digest if digest else receipt.url != url)):
         return None
     return folder / next(iter(receipt.members))
-
-
-def _try_sources(
-    card: DataCard,
-    sources: Sequence[str],
-    is_own: bool,
-    digest: str,
-    on_progress: OnProgress,
-    on_message: OnMessage,
-) -> Path:
-    failures: list[str] = []
-    for url in sources:
-        try:
-            expected = (None, digest) if is_own else (card.archive.num_bytes, card.archive.sha256)
-            return _fetch(card, url, *expected, on_progress, on_message)
-        except SourceError as failure:
-            failures.append(failure.message)
-    raise InputError(
-        f"{card.name} cannot be downloaded: {'; '.join(failures)}",
-        hint="check the network and the proxy (HTTPS_PROXY), or name another archive: --url URL --sha256 DIGEST",
-    )
 
 
 def _fetch(
@@ -124,8 +102,7 @@ def _fetch(
     on_message(f"fetching {card.name} from {url}")
     transfer.download(url, part, num_bytes=num_bytes, on_progress=on_progress, on_message=on_message)
     try:
-        with part.open("rb") as file:
-            stored = FileDigest(part.stat().st_size, file_digest(file, "sha256").hexdigest())
+        stored = digest_of(part)
         compare(url, stored, num_bytes, digest)
     except SourceError:
         transfer.discard(part)

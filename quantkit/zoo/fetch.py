@@ -8,11 +8,11 @@ published checksum, its members are verified, and its digest is recorded in the 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from quantkit.errors import InputError, UsageError, hide_password
@@ -29,6 +29,8 @@ from quantkit.zoo.cache import (
 )
 from quantkit.zoo.cards import ModelCard, find_card, model_files
 
+S = TypeVar("S")
+T = TypeVar("T")
 SCHEMES = ("http", "https", "file")
 # A GraphDef begins with one of its fields: node, library, an obsolete version, versions.
 GRAPH_STARTS = frozenset(b"\x0a\x12\x18\x22")
@@ -141,7 +143,7 @@ def obtain(
     with lock_model(card.name, on_message):
         if not force and (cached := _find_cached(card, url, digest)):
             return cached
-        return _try_sources(sources, card, on_progress, on_message)
+        return try_sources(card.name, sources, lambda source: _fetch_source(source, card, on_progress, on_message))
 
 
 def locate(card: ModelCard | str) -> Path | None:
@@ -218,19 +220,27 @@ def _published_sources(card: ModelCard) -> list[_Source]:
     return archives + [_Source(url, graph.num_bytes, graph.sha256, is_graph=True) for url in graph.urls]
 
 
-def _try_sources(
-    sources: list[_Source], card: ModelCard, on_progress: OnProgress, on_message: OnMessage
-) -> FetchedModel:
+def try_sources(name: str, sources: Iterable[S], fetch_source: Callable[[S], T]) -> T:
+    """Return the result of the first source that succeeds.
+
+    Args:
+        name: name of the card, for the message.
+        sources: sources in order.
+        fetch_source: function that downloads from one source; a `SourceError` is its failure.
+
+    Raises:
+        InputError: every source failed; the message has the reason for each one.
+    """
     failures: list[SourceError] = []
     for source in sources:
         try:
-            return _fetch_source(source, card, on_progress, on_message)
+            return fetch_source(source)
         except SourceError as failure:
             failures.append(failure)
     if len(failures) == 1:
         raise InputError(failures[0].message, failures[0].hint)
     raise InputError(
-        f"{card.name} cannot be downloaded: " + "; ".join(failure.message for failure in failures),
+        f"{name} cannot be downloaded: " + "; ".join(failure.message for failure in failures),
         hint="check the network and the proxy (HTTPS_PROXY), or name another archive: --url URL --sha256 DIGEST",
     )
 
@@ -245,7 +255,7 @@ def _fetch_source(source: _Source, card: ModelCard, on_progress: OnProgress, on_
     on_message(f"fetching {card.name} from {source.title}{resumed}")
     transfer.download(source.url, part, num_bytes=source.num_bytes, on_progress=on_progress, on_message=on_message)
     try:
-        stored = _digest_of(part)
+        stored = digest_of(part)
         compare(source.url, stored, source.num_bytes, source.sha256)
         with new_folder(card.name) as folder:
             members = _unpack(source, part, card, folder)
@@ -260,7 +270,8 @@ def _fetch_source(source: _Source, card: ModelCard, on_progress: OnProgress, on_
     return FetchedModel(card, cache_folder() / card.name / card.graph, is_cached=False, receipt=receipt)
 
 
-def _digest_of(path: Path) -> FileDigest:
+def digest_of(path: Path) -> FileDigest:
+    """Return the size and the digest of a file."""
     with path.open("rb") as file:
         return FileDigest(path.stat().st_size, file_digest(file, "sha256").hexdigest())
 

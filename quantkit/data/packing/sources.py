@@ -1,7 +1,6 @@
 """Sources of a packing: image folders, list files, NumPy files, TFRecord files, tar files and CIFAR archives."""
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -10,11 +9,9 @@ from quantkit.data.dataset import ArrayDataset, Dataset, FileDataset
 from quantkit.data.packing import archives, cifar
 from quantkit.data.packing.cifar import ArchiveMember
 from quantkit.data.packing.items import Kind, Source, SourceItem
-from quantkit.data.sources import IMAGE_SUFFIXES, as_dataset
+from quantkit.data.sources import IMAGE_SUFFIXES, as_dataset, label_of
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.tfrecord import records_size
-
-_WORDNET_ID = re.compile(r"(n\d{8})(?!\d)")
 
 
 def find_source(path: Path, split: str, work: Path) -> Source:
@@ -105,18 +102,10 @@ def _tar_source(path: Path, members: Iterable[ArchiveMember]) -> Source:
     if not images:
         raise InputError(f"{path} contains no images", hint=f"images end in {', '.join(sorted(IMAGE_SUFFIXES))}")
     items = (
-        SourceItem(member.name, _label_of(member.name), member.path, member.offset, member.size, stamp)
+        SourceItem(member.name, label_of(member.name.split("/")), member.path, member.offset, member.size, stamp)
         for member in images
     )
     return _with_classes(Source(str(path), "image", tuple(items)))
-
-
-def _label_of(name: str) -> str:
-    """Return the WordNet id in the name of a file or its folder, else the name of the folder."""
-    *folders, base = name.split("/")
-    own = _WORDNET_ID.match(base)
-    parent = _WORDNET_ID.match(folders[-1]) if folders else None
-    return own[1] if own else parent[1] if parent else folders[-1] if folders else ""
 
 
 def _dataset_source(path: Path, dataset: Dataset) -> Source:

@@ -20,8 +20,10 @@ from quantkit.data.packing.pool import write_all
 from quantkit.data.packing.report import PackResult
 from quantkit.data.packing.sources import find_source
 from quantkit.errors import InputError, UsageError
+from quantkit.formats.paths import make_folder
 from quantkit.options import Declaration, option, takes
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
+from quantkit.zoo.cache import lock
 from quantkit.zoo.datasets import data_cards, obtain_data
 
 DEFAULT_SHARD_SIZE = "100MB"
@@ -102,9 +104,9 @@ def pack(options: PackOptions) -> PackResult:
     started = monotonic()
     path, title = _locate(options)
     name = _check_name(options.name or (f"{title}-{options.split}" if options.split else title))
-    folder = _make_folder(expand_user(options.output))
+    folder = make_folder(expand_user(options.output))
     images = ImageOptions(options.encode or "", options.quality, options.resize, options.check_pixels)
-    with _lock(folder, options.on_message) as lock:
+    with _lock(folder, options.on_message) as descriptor:
         work = folder / f".{name}.source.tar"
         options.on_progress(Progress("listing", 0))
         samples = find_source(path, options.split or "", work)
@@ -114,7 +116,7 @@ def pack(options: PackOptions) -> PackResult:
         samples = samples if options.keep_order else samples.shuffle()
         tasks = divide(samples, name, shard_bytes, images)
         _check_folder(folder, name, tasks)
-        index, pending = _write_missing(folder, name, samples, tasks, images, workers, lock, options)
+        index, pending = _write_missing(folder, name, samples, tasks, images, workers, descriptor, options)
         work.unlink(missing_ok=True)
     return PackResult(
         folder,
@@ -207,30 +209,12 @@ def _check_classes(names: Sequence[str]) -> None:
             raise InputError(f"the class name {name!r} is not UTF-8", hint="rename its folder") from None
 
 
-def _make_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be created: {(error.strerror or 'unknown error').lower()}", hint="choose another folder"
-        ) from None
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"cannot write to {folder}: permission denied", hint="choose another folder")
-    return folder
-
-
 @contextmanager
 def _lock(folder: Path, on_message: OnMessage) -> Iterator[int]:
     """Lock a folder against other packings, and against workers of one that was killed; block until it is free."""
-    import fcntl
-
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_message(f"another process is packing into {folder}; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, f"another process is packing into {folder}", on_message)
         yield descriptor
     finally:
         os.close(descriptor)

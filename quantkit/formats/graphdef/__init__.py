@@ -15,7 +15,7 @@ from quantkit.formats import wire
 from quantkit.formats.graphdef.function_library import check_inlined_size, decode_library, encode_library
 from quantkit.formats.graphdef.nodes import NAME_HINT, decode_node, decode_node_message, encode_node
 from quantkit.formats.graphdef.schema import message_class, parse, parse_text
-from quantkit.ir.graph import Graph, Node, Versions
+from quantkit.ir.graph import Graph, Versions
 from quantkit.ir.names import is_tensorflow_name
 from quantkit.ir.tensor import Tensor
 
@@ -31,19 +31,13 @@ def decode(data: wire.Buffer | mmap) -> Graph:
         GraphError: two nodes have the same name, or the calls of functions expand to too many nodes.
     """
     view = memoryview(data)
-    nodes: list[Node] = []
-    library, rest = [], []
-    versions = Versions()
-    for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
-        if number == NODE and kind == wire.LENGTH:
-            nodes.append(decode_node(view, start, end))
-        elif number == LIBRARY and kind == wire.LENGTH:
-            library.append(bytes(view[start:end]))
-        elif number == VERSIONS and kind == wire.LENGTH:
-            versions = _decode_versions(parse("VersionDef", view[start:end]))
-        else:
-            rest.append(bytes(view[begin:end]))
-    graph = Graph.of(nodes, versions=versions, library=decode_library(b"".join(library)), extra=b"".join(rest))
+    values, rest = wire.split(view, 0, len(view), NODE, LIBRARY, VERSIONS)
+    nodes = [decode_node(view, *value) for value in values[NODE]]
+    library = [bytes(view[slice(*value)]) for value in values[LIBRARY]]
+    versions = [_decode_versions(parse("VersionDef", view[slice(*value)])) for value in values[VERSIONS]]
+    graph = Graph.of(
+        nodes, versions=(versions or [Versions()])[-1], library=decode_library(b"".join(library)), extra=rest
+    )
     _check_inputs(graph)
     check_inlined_size(graph)
     return graph

@@ -34,19 +34,16 @@ def decode_library(data: wire.Buffer) -> Library[Graph]:
     view = memoryview(data)
     entries: dict[str, Function[Graph] | StoredFunction[Graph]] = {}
     gradients: dict[str, str] = {}
-    rest: list[bytes] = []
-    for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
-        if number == FUNCTION and kind == wire.LENGTH:
-            name, is_open = _read_signature(view, start, end)
-            if name in entries:
-                raise InputError(f"two functions are named {name!r}")
-            entries[name] = StoredFunction(bytes(view[start:end]), _decode_function, is_open)
-        elif number == GRADIENT and kind == wire.LENGTH:
-            message = parse("GradientDef", view[start:end])
-            gradients[message.function_name] = message.gradient_func
-        else:
-            rest.append(bytes(view[begin:end]))
-    return Library(entries, gradients, b"".join(rest))
+    values, rest = wire.split(view, 0, len(view), FUNCTION, GRADIENT)
+    for start, end in values[FUNCTION]:
+        name, is_open = _read_signature(view, start, end)
+        if name in entries:
+            raise InputError(f"two functions are named {name!r}")
+        entries[name] = StoredFunction(bytes(view[start:end]), _decode_function, is_open)
+    for start, end in values[GRADIENT]:
+        message = parse("GradientDef", view[start:end])
+        gradients[message.function_name] = message.gradient_func
+    return Library(entries, gradients, rest)
 
 
 def encode_library(library: Library[Graph]) -> bytes:
@@ -179,14 +176,8 @@ def _nodes_or_none(library: Library[Graph], name: str) -> Collection[Node]:
 
 def _split(view: memoryview) -> tuple[list[Node], bytes]:
     """Split a serialized FunctionDef into its nodes and all other fields."""
-    nodes: list[Node] = []
-    rest: list[wire.Buffer] = []
-    for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
-        if number == BODY_NODE and kind == wire.LENGTH:
-            nodes.append(decode_node(view, start, end))
-        else:
-            rest.append(view[begin:end])
-    return nodes, b"".join(rest)
+    values, rest = wire.split(view, 0, len(view), BODY_NODE)
+    return [decode_node(view, *value) for value in values[BODY_NODE]], rest
 
 
 def _argument_nodes(message: Any, index: int, binding: Binding) -> list[Node]:

@@ -93,21 +93,15 @@ def _split_model(view: memoryview) -> tuple[list[tuple[int, int]], Any]:
     Raises:
         InputError: the other fields are broken, or the version of an operator set is impossible.
     """
-    graph_parts: list[tuple[int, int]] = []
-    rest: list[wire.Buffer] = []
-    for number, kind, begin, start, end in wire.fields(view, 0, len(view)):
-        if number == MODEL_GRAPH and kind == wire.LENGTH:
-            graph_parts.append((start, end))
-        else:
-            rest.append(view[begin:end])
-    model = parse_message("ModelProto", b"".join(rest))
+    values, rest = wire.split(view, 0, len(view), MODEL_GRAPH)
+    model = parse_message("ModelProto", rest)
     for opset in model.opset_import:
         if not 0 <= opset.version <= MAX_VERSION:
             raise InputError(
                 f"the version {opset.version} of the operator set {opset.domain or 'ai.onnx'!r} is impossible",
                 hint="the file is damaged: export the model again",
             )
-    return graph_parts, model
+    return values[MODEL_GRAPH], model
 
 
 def decode_subgraph(attribute: Opaque, outer: Graph) -> Graph:
@@ -122,10 +116,7 @@ def decode_subgraph(attribute: Opaque, outer: Graph) -> Graph:
         GraphError: two values have the same name, or a value has no producer.
     """
     view = memoryview(attribute.data)
-    fields = wire.fields(view, 0, len(view))
-    parts = [
-        (start, end) for number, kind, _, start, end in fields if number == ATTRIBUTE_GRAPH and kind == wire.LENGTH
-    ]
+    parts = wire.split(view, 0, len(view), ATTRIBUTE_GRAPH)[0][ATTRIBUTE_GRAPH]
     if not parts:
         raise InputError("the attribute is not a subgraph")
     try:
@@ -285,29 +276,18 @@ class _ModelReader:
         return message, tensors
 
     def _large_attribute(self, start: int, end: int) -> tuple[str, Tensor | None]:
-        positions: list[tuple[int, int]] = []
-        small: list[wire.Buffer] = []
-        for number, kind, begin, value, stop in wire.fields(self._view, start, end):
-            if number == ATTRIBUTE_TENSOR and kind == wire.LENGTH:
-                positions.append((value, stop))
-            else:
-                small.append(self._view[begin:stop])
-        message = parse_message("AttributeProto", b"".join(small))
-        if message.type != TENSOR or len(positions) != 1:
+        values, small = wire.split(self._view, start, end, ATTRIBUTE_TENSOR)
+        message = parse_message("AttributeProto", small)
+        if message.type != TENSOR or len(values[ATTRIBUTE_TENSOR]) != 1:
             return message.name, None
-        proto, content = self._tensor_message(*positions[0])
+        proto, content = self._tensor_message(*values[ATTRIBUTE_TENSOR][0])
         return message.name, decode_tensor(proto, content, self._external) if proto.data_type in DTYPES else None
 
     def _tensor_message(self, start: int, end: int) -> tuple[Any, memoryview | None]:
         """Return the message of a tensor without its content, and the content as a view of the file."""
-        small: list[wire.Buffer] = []
-        content = None
-        for number, kind, begin, value, stop in wire.fields(self._view, start, end):
-            if number == RAW_DATA and kind == wire.LENGTH:
-                content = self._view[value:stop]
-            else:
-                small.append(self._view[begin:stop])
-        return parse_message("TensorProto", b"".join(small)), content
+        values, small = wire.split(self._view, start, end, RAW_DATA)
+        contents = [self._view[slice(*value)] for value in values[RAW_DATA]]
+        return parse_message("TensorProto", small), contents[-1] if contents else None
 
     def _initializer(self, start: int, end: int) -> Node:
         proto, content = self._tensor_message(start, end)
