@@ -1,6 +1,6 @@
 """Conversion of shape arithmetic, slices and searches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,16 +87,29 @@ def _expand(translator: OnnxTranslator, node: Node) -> None:
     translator.emit_typed(node, "BroadcastTo", [source, shape], PLAIN, Tidx=INT64)
 
 
-@converts("Range")
-def _range(translator: OnnxTranslator, node: Node) -> None:
-    inputs = [translator.plain(edge) for edge in node.inputs]
-    translator.emit(node, "Range", inputs, PLAIN, Tidx=translator.types[inputs[0]])
+# TensorFlow op and its attributes, given those of the ONNX node and the types of the inputs, for ops that take all
+# inputs in ONNX's layout. The output has the type T, else that of the first input.
+PLAIN_OPS: Mapping[str, Callable[[Mapping[str, Any], Sequence[DType]], tuple[str, dict[str, Attr]]]] = {
+    "CumSum": lambda attrs, types: (
+        "Cumsum",
+        {"T": types[0], "Tidx": types[1], **{name: bool(attrs.get(name)) for name in ("exclusive", "reverse")}},
+    ),
+    "Einsum": lambda attrs, types: ("Einsum", {"T": types[0], "N": len(types), "equation": attrs["equation"]}),
+    "Mod": lambda attrs, types: ("Mod" if attrs.get("fmod") else "FloorMod", {"T": types[0]}),
+    "Range": lambda attrs, types: ("Range", {"Tidx": types[0]}),
+    "Tile": lambda attrs, types: ("Tile", {"T": types[0], "Tmultiples": types[1]}),
+    "Where": lambda attrs, types: ("SelectV2", {"T": types[1]}),
+}
 
 
-@converts("Tile")
-def _tile(translator: OnnxTranslator, node: Node) -> None:
+@converts(" ".join(PLAIN_OPS))
+def _plain(translator: OnnxTranslator, node: Node) -> None:
     inputs = [translator.plain(edge) for edge in node.inputs]
-    translator.emit_typed(node, "Tile", inputs, PLAIN, Tmultiples=translator.types[inputs[1]])
+    types = [translator.types[edge] for edge in inputs]
+    op, attrs = PLAIN_OPS[node.op](node.attrs, types)
+    edge = translator.emit(node, op, inputs, PLAIN, **attrs)
+    if isinstance(dtype := attrs.get("T"), DType):
+        translator.types[edge] = dtype
 
 
 @converts("Slice")
@@ -179,13 +192,6 @@ def _arg_extreme(translator: OnnxTranslator, node: Node) -> None:
     translator.emit_typed(node, "ExpandDims", [index, inputs[1]], PLAIN, Tdim=DType.INT32)
 
 
-@converts("CumSum")
-def _cumsum(translator: OnnxTranslator, node: Node) -> None:
-    inputs = [translator.plain(edge) for edge in node.inputs]
-    flags = {name: bool(node.attrs.get(name)) for name in ("exclusive", "reverse")}
-    translator.emit_typed(node, "Cumsum", inputs, PLAIN, Tidx=translator.types[inputs[1]], **flags)
-
-
 @converts("TopK")
 def _top_k(translator: OnnxTranslator, node: Node) -> None:
     rank = translator.rank(node.inputs[0])
@@ -209,12 +215,6 @@ def _trilu(translator: OnnxTranslator, node: Node) -> None:
     limits = (abs(diagonal), -1) if is_upper else (-1, abs(diagonal))
     edges = [translator.add_array(node, name, limit) for name, limit in zip(("lower", "upper"), limits, strict=True)]
     translator.emit_typed(node, "MatrixBandPart", [source, *edges], PLAIN, Tindex=INT64)
-
-
-@converts("Einsum")
-def _einsum(translator: OnnxTranslator, node: Node) -> None:
-    inputs = [translator.plain(edge) for edge in node.inputs]
-    translator.emit_typed(node, "Einsum", inputs, PLAIN, N=len(inputs), equation=node.attrs["equation"])
 
 
 def num_outputs(node: Node) -> int:

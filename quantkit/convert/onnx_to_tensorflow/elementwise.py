@@ -10,14 +10,20 @@ import numpy as np
 from quantkit.convert.layouts import TO_NHWC, transpose_tensor
 from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.formats import onnx
-from quantkit.ir.graph import Edge, Node
+from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.kernels.elementwise import SELU_ALPHA, SELU_SCALE
 from quantkit.ops.table import Fact, find_names, find_ops
 
 _BOOLEAN = find_ops(Fact.BOOLEAN, "onnx")
 _UNARY, _BINARY = find_names(Fact.UNARY, "onnx"), find_names(Fact.BINARY, "onnx")
-UNARY = {"Reciprocal": "Reciprocal"} | {op: _UNARY[op] for op in _UNARY.keys() - _BOOLEAN}
+UNARY = {
+    "Dropout": "Identity",
+    "Identity": "Identity",
+    "LeakyRelu": "LeakyRelu",
+    "Reciprocal": "Reciprocal",
+    **{op: _UNARY[op] for op in _UNARY.keys() - _BOOLEAN},
+}
 # Attributes of ONNX ops that TensorFlow fixes.
 FIXED_ATTRS = {"Elu": {"alpha": 1.0}, "Selu": {"alpha": SELU_ALPHA, "gamma": SELU_SCALE}}
 PREDICATES = {op: _UNARY[op] for op in _UNARY.keys() & _BOOLEAN}
@@ -35,23 +41,13 @@ def _unary(translator: OnnxTranslator, node: Node) -> None:
         stated: Any = node.attrs.get(name, value)
         if not math.isclose(stated, value, rel_tol=1e-6):
             raise conversion_error(node, f"{node.op} requires {name} = {value:.7g}")
-    layout = _input_layout(translator, node)
-    translator.emit_typed(node, UNARY[node.op], [translator.in_layout(node.inputs[0], layout)], layout)
-
-
-@converts("Identity Dropout")
-def _identity(translator: OnnxTranslator, node: Node) -> None:
     if node.op == "Dropout" and translator.graph.uses.get(Edge(node.name, 1)):
         raise conversion_error(node, "the mask output has consumers")
+    attrs: dict[str, Attr] = {}
+    if node.op == "LeakyRelu":
+        attrs["alpha"] = float(np.asarray(node.attrs.get("alpha", 0.01), np.float32))
     layout = _input_layout(translator, node)
-    translator.emit_typed(node, "Identity", [translator.in_layout(node.inputs[0], layout)], layout)
-
-
-@converts("LeakyRelu")
-def _leaky_relu(translator: OnnxTranslator, node: Node) -> None:
-    layout = _input_layout(translator, node)
-    alpha = float(np.asarray(node.attrs.get("alpha", 0.01), np.float32))
-    translator.emit_typed(node, "LeakyRelu", [translator.in_layout(node.inputs[0], layout)], layout, alpha=alpha)
+    translator.emit_typed(node, UNARY[node.op], [translator.in_layout(node.inputs[0], layout)], layout, **attrs)
 
 
 @converts("Clip")
@@ -168,19 +164,6 @@ def _predicate(translator: OnnxTranslator, node: Node) -> None:
     source = translator.in_layout(node.inputs[0], layout)
     types = {} if node.op == "Not" else {"T": translator.types[source]}
     translator.emit_bool(node, PREDICATES[node.op], [source], layout, **types)
-
-
-@converts("Where")
-def _where(translator: OnnxTranslator, node: Node) -> None:
-    inputs = [translator.plain(edge) for edge in node.inputs]
-    edge = translator.emit(node, "SelectV2", inputs, PLAIN, T=translator.types[inputs[1]])
-    translator.types[edge] = translator.types[inputs[1]]
-
-
-@converts("Mod")
-def _mod(translator: OnnxTranslator, node: Node) -> None:
-    inputs = [translator.plain(edge) for edge in node.inputs]
-    translator.emit_typed(node, "Mod" if node.attrs.get("fmod") else "FloorMod", inputs, PLAIN)
 
 
 @converts("PRelu")

@@ -1,5 +1,6 @@
 """Conversion of elementwise ops, in the layout in which their inputs exist."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,12 @@ from quantkit.ops.onnx.types import NUMBERS
 from quantkit.ops.table import Fact, find_names
 
 UNARY = find_names(Fact.UNARY, "tensorflow")
+# Attributes of further ops of one operand, given those of the TensorFlow node and the layout.
+ATTRS: Mapping[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {
+    "Cast": lambda attrs, layout: {"to": NUMBERS[attrs["DstT"]]},
+    "LeakyRelu": lambda attrs, layout: {"alpha": float(attrs.get("alpha", 0.2))},
+    **dict.fromkeys(("Softmax", "LogSoftmax"), lambda attrs, layout: {"axis": 1 if layout == NCHW else -1}),
+}
 BINARY = {**find_names(Fact.BINARY, "tensorflow"), "BiasAddV1": "Add", "TruncateDiv": "Div"}
 IDENTITY_OPS = (
     "Identity IdentityN EnsureShape StopGradient CheckNumerics PreventGradient Snapshot PlaceholderWithDefault"
@@ -36,10 +43,12 @@ def _operand(translator: Translator, edge: Edge, layout: str) -> Edge:
     return translator.add_constant(f"{edge.node}/nchw", transpose_tensor(expanded, TO_NCHW))
 
 
-@converts(" ".join(UNARY))
+@converts(" ".join([*UNARY, *ATTRS]))
 def _unary(translator: Translator, node: Node) -> None:
     layout = common_layout(translator, node.inputs[:1])
-    translator.emit(node, UNARY[node.op], [translator.in_layout(node.inputs[0], layout)], layout)
+    attrs = ATTRS[node.op](node.attrs, layout) if node.op in ATTRS else {}
+    inputs = [translator.in_layout(node.inputs[0], layout)]
+    translator.emit(node, UNARY.get(node.op, node.op), inputs, layout, **attrs)
 
 
 @converts(" ".join(BINARY))
@@ -96,27 +105,6 @@ def _relu6(translator: Translator, node: Node) -> None:
         for limit in (0, 6)
     ]
     translator.emit(node, "Clip", [translator.in_layout(node.inputs[0], layout), *limits], layout)
-
-
-@converts("LeakyRelu")
-def _leaky_relu(translator: Translator, node: Node) -> None:
-    layout = common_layout(translator, node.inputs[:1])
-    alpha: Any = node.attrs.get("alpha", 0.2)
-    translator.emit(node, "LeakyRelu", [translator.in_layout(node.inputs[0], layout)], layout, alpha=float(alpha))
-
-
-@converts("Cast")
-def _cast(translator: Translator, node: Node) -> None:
-    layout = common_layout(translator, node.inputs[:1])
-    to: Any = node.attrs["DstT"]
-    translator.emit(node, "Cast", [translator.in_layout(node.inputs[0], layout)], layout, to=NUMBERS[to])
-
-
-@converts("Softmax LogSoftmax")
-def _softmax(translator: Translator, node: Node) -> None:
-    layout = common_layout(translator, node.inputs[:1])
-    axis = 1 if layout == NCHW else -1
-    translator.emit(node, node.op, [translator.in_layout(node.inputs[0], layout)], layout, axis=axis)
 
 
 @converts(IDENTITY_OPS)

@@ -114,17 +114,9 @@ def _read_part(item: SourceItem) -> bytes:
     return data
 
 
-def _read_record(item: SourceItem) -> bytes:
-    return read_record(Path(item.path), item.offset)
-
-
 def _read_row(item: SourceItem) -> Content:
     dataset = _open_arrays(item.path)
     return _image_or_arrays({name: np.asarray(array[item.row]) for name, array in dataset.arrays.items()})
-
-
-def _read_arrays(item: SourceItem) -> Content:
-    return _image_or_arrays(read_sample_arrays(Path(item.path))[0])
 
 
 def _image_or_arrays(arrays: dict[str, Array]) -> Content:
@@ -145,19 +137,11 @@ def _open_arrays(path: str) -> ArrayDataset:
     return dataset
 
 
-def _read_pixels(item: SourceItem) -> Array:
-    return to_pixels(_read_part(replace(item, size=PIXEL_BYTES)))
-
-
-def _read_pickled_pixels(item: SourceItem) -> Array:
-    return read_pickled_pixels(item.path, item.offset, item.row)
-
-
 _READ_FUNCTIONS: dict[Kind, Callable[[SourceItem], Content]] = {
     "image": _read_part,
-    "record": _read_record,
+    "record": lambda item: read_record(Path(item.path), item.offset),
     "row": _read_row,
-    "arrays": _read_arrays,
-    "pixels": _read_pixels,
-    "pickled_pixels": _read_pickled_pixels,
+    "arrays": lambda item: _image_or_arrays(read_sample_arrays(Path(item.path))[0]),
+    "pixels": lambda item: to_pixels(_read_part(replace(item, size=PIXEL_BYTES))),
+    "pickled_pixels": lambda item: read_pickled_pixels(item.path, item.offset, item.row),
 }
