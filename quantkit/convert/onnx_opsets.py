@@ -135,51 +135,26 @@ def _number(node: Node, name: str) -> Array | None:
     return None if value is None else np.float32(value)  # type: ignore[return-value]
 
 
-def _axes(conversion: _Conversion, node: Node) -> Node:
-    axes = _integers(node, "axes")
-    if axes is None:
+# Attributes that are inputs from an opset on, in the order of the inputs.
+_MOVED: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    **dict.fromkeys(("Squeeze", "Unsqueeze", "ReduceSum"), (13, ("axes",))),
+    "Split": (13, ("split",)),
+    "Clip": (11, ("min", "max")),
+    "Pad": (11, ("pads", "value")),
+    "Slice": (10, ("starts", "ends", "axes")),
+    "TopK": (10, ("k",)),
+    "Dropout": (12, ("ratio",)),
+}
+# Attributes that are real numbers; the others are integers.
+_NUMBERS = frozenset({"min", "max", "value", "ratio"})
+
+
+def _move_attributes(conversion: _Conversion, node: Node) -> Node:
+    opset, names = _MOVED[node.op]
+    values = [(name, (_number if name in _NUMBERS else _integers)(node, name)) for name in names]
+    if conversion.opset >= opset or all(value is None for _, value in values):
         return node
-    return node.with_attrs(axes=None).with_(inputs=conversion.inputs(node, ("axes", axes)))
-
-
-def _split(conversion: _Conversion, node: Node) -> Node:
-    sizes = _integers(node, "split")
-    if sizes is None:
-        return node
-    return node.with_attrs(split=None).with_(inputs=conversion.inputs(node, ("split", sizes)))
-
-
-def _clip(conversion: _Conversion, node: Node) -> Node:
-    if conversion.opset >= 11:
-        return node
-    limits = ("min", _number(node, "min")), ("max", _number(node, "max"))
-    return node.with_attrs(min=None, max=None).with_(inputs=conversion.inputs(node, *limits))
-
-
-def _pad(conversion: _Conversion, node: Node) -> Node:
-    if conversion.opset >= 11:
-        return node
-    values = ("pads", _integers(node, "pads")), ("value", _number(node, "value"))
-    return node.with_attrs(pads=None, value=None).with_(inputs=conversion.inputs(node, *values))
-
-
-def _slice(conversion: _Conversion, node: Node) -> Node:
-    if conversion.opset >= 10:
-        return node
-    values = [(name, _integers(node, name)) for name in ("starts", "ends", "axes")]
-    return node.with_attrs(starts=None, ends=None, axes=None).with_(inputs=conversion.inputs(node, *values))
-
-
-def _top_k(conversion: _Conversion, node: Node) -> Node:
-    if conversion.opset >= 10:
-        return node
-    return node.with_attrs(k=None).with_(inputs=conversion.inputs(node, ("k", _integers(node, "k"))))
-
-
-def _dropout(conversion: _Conversion, node: Node) -> Node:
-    if conversion.opset >= 12:
-        return node
-    return node.with_attrs(ratio=None).with_(inputs=conversion.inputs(node, ("ratio", _number(node, "ratio"))))
+    return node.with_attrs(**dict.fromkeys(names)).with_(inputs=conversion.inputs(node, *values))
 
 
 def _resize(conversion: _Conversion, node: Node) -> Node:
@@ -190,10 +165,6 @@ def _resize(conversion: _Conversion, node: Node) -> Node:
     edge = node.inputs[1] if scales is None else conversion.constant(node, "scales", np.array(scales, np.float32))
     attrs = {"coordinate_transformation_mode": b"asymmetric", "nearest_mode": b"floor"}
     return node.with_(op="Resize", inputs=(*edges, edge)).with_attrs(scales=None, **attrs)
-
-
-def _scatter(conversion: _Conversion, node: Node) -> Node:
-    return node.with_(op="ScatterElements")
 
 
 def _softmax(conversion: _Conversion, node: Node) -> Node:
@@ -208,20 +179,10 @@ def _softmax(conversion: _Conversion, node: Node) -> Node:
     return Node(node.name, "Reshape", (conversion.add(rows), sizes))
 
 
-def _batch_norm(conversion: _Conversion, node: Node) -> Node:
-    return node.with_attrs(spatial=None)
-
-
 _RULES: Mapping[str, Callable[[_Conversion, Node], Node]] = {
-    **dict.fromkeys(("Squeeze", "Unsqueeze", "ReduceSum"), _axes),
+    **dict.fromkeys(_MOVED, _move_attributes),
     **dict.fromkeys(("Upsample", "Resize"), _resize),
     **dict.fromkeys(_MATRIX_OPS, _softmax),
-    "Split": _split,
-    "Clip": _clip,
-    "Pad": _pad,
-    "Slice": _slice,
-    "TopK": _top_k,
-    "Dropout": _dropout,
-    "Scatter": _scatter,
-    "BatchNormalization": _batch_norm,
+    "Scatter": lambda _, node: node.with_(op="ScatterElements"),
+    "BatchNormalization": lambda _, node: node.with_attrs(spatial=None),
 }

@@ -1,4 +1,4 @@
-"""Conversion of arithmetic that ONNX composes of several ops, and of Fourier transforms.
+"""Conversion of arithmetic, most of which ONNX composes of several ops, and of Fourier transforms.
 
 A complex tensor is a real one with an additional last axis for the real and the imaginary part.
 
@@ -6,6 +6,7 @@ FloorMod(x, y) = x - floor(x / y) y       FloorDiv(x, y) = (x - FloorMod(x, y)) 
 """
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quantkit.convert.tensorflow_to_onnx.translator import PLAIN, Translator, conversion_error, converts
@@ -36,9 +37,19 @@ def _floor_division(translator: Translator, node: Node) -> None:
         translator.emit(node, "Div", [multiple, y], PLAIN)
 
 
-@converts("Mod TruncateMod")
-def _truncated_remainder(translator: Translator, node: Node) -> None:
-    translator.emit(node, "Mod", _operands(translator, node), PLAIN, fmod=1)
+# ONNX op and its attributes, given those of the TensorFlow node, for ops that take all inputs in TensorFlow's layout.
+PLAIN_OPS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    "Einsum": ("Einsum", lambda attrs: {"equation": attrs["equation"]}),
+    "MatrixDeterminant": ("Det", lambda _: {}),
+    **dict.fromkeys(("Mod", "TruncateMod"), ("Mod", lambda _: {"fmod": 1})),
+    "Range": ("Range", lambda _: {}),
+}
+
+
+@converts(" ".join(PLAIN_OPS))
+def _plain(translator: Translator, node: Node) -> None:
+    op, attrs = PLAIN_OPS[node.op]
+    translator.emit(node, op, _operands(translator, node), PLAIN, **attrs(node.attrs))
 
 
 @converts("DivNoNan MulNoNan Xdivy")

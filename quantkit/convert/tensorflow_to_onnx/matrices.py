@@ -1,15 +1,10 @@
-"""Conversion of ops on the last two axes: diagonals, bands and determinants."""
+"""Conversion of ops on the last two axes: diagonals and bands."""
 
 import numpy as np
 
 from quantkit.convert.tensorflow_to_onnx.translator import PLAIN, Translator, conversion_error, converts
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import DType
-
-
-@converts("MatrixDeterminant")
-def _determinant(translator: Translator, node: Node) -> None:
-    translator.emit(node, "Det", [translator.plain(node.inputs[0])], PLAIN)
 
 
 @converts("MatrixBandPart")

@@ -76,12 +76,6 @@ def _erfc(translator: Translator, node: Node) -> None:
     translator.emit(node, "Sub", [minuend, erf], PLAIN)
 
 
-@converts("Einsum")
-def _einsum(translator: Translator, node: Node) -> None:
-    equation: Any = node.attrs["equation"]
-    translator.emit(node, "Einsum", [translator.plain(edge) for edge in node.inputs], PLAIN, equation=equation)
-
-
 @converts("BatchMatMul BatchMatMulV2 BatchMatMulV3")
 def _batch_matmul(translator: Translator, node: Node) -> None:
     edges = []
@@ -115,11 +109,6 @@ def _scatter(translator: Translator, node: Node) -> None:
     rows, indices, updates = (translator.plain(edge) for edge in node.inputs)
     indices = translator.add_intermediate(node, "long", "Cast", [indices], to=NUMBERS[DType.INT64])
     translator.emit(node, "ScatterND", [rows, indices, updates], PLAIN)
-
-
-@converts("Range")
-def _range(translator: Translator, node: Node) -> None:
-    translator.emit(node, "Range", [translator.plain(edge) for edge in node.inputs], PLAIN)
 
 
 @converts("ReverseV2")
