@@ -62,10 +62,10 @@ def split(data: Buffer, start: int, end: int, *numbers: int) -> tuple[dict[int, 
     Args:
         data: bytes of the file.
         start, end: position of the message in bytes.
-        numbers: numbers of the fields.
+        numbers: field numbers.
 
     Returns:
-        Start and end of each value by number of the field, and the bytes of all other fields.
+        Start and end of each value by field number, and the bytes of all other fields.
 
     Raises:
         InputError: a field is incomplete, or the bytes are not a message.

@@ -101,8 +101,8 @@ def lock(descriptor: int, reason: str, on_message: OnMessage) -> None:
 
     Args:
         descriptor: the open file.
-        reason: clause for the message about the wait.
-        on_message: receives the message.
+        reason: clause that names the other process, for the message.
+        on_message: receives the message if the lock is not free.
     """
     import fcntl
 
