@@ -9,11 +9,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from short_measurements import shorten_measurements
 
 # The last digits of NumPy's products depend on the number of threads on some processors, and workers have fewer threads
 # than this process. NumPy reads the variable when it is imported.
@@ -62,10 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _few_profiled_calls() -> Iterator[None]:
-    """Profile models with few calls: the times that a quantization measures for its decisions do not matter here."""
+def _short_measurements() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("quantkit.benchmark.profiling.tracing"), "MAX_PAIRS", 3)
+        shorten_measurements(patch.setattr)
         yield
 
 

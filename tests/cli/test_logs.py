@@ -31,7 +31,7 @@ def commands() -> Iterator[CommandProcess]:
         ("quantize", "digits", "-o", "q.pb", "--target", "tensorflow", *CALIBRATION, "0"),
         ("quantize", "digits", "-o", "q.tflite", "--target", "litert", *CALIBRATION, "1"),
         ("evaluate", "digits@tensorflow", "--reference", "digits", *DATA),
-        ("benchmark", "digits@tensorflow", "digits@litert", "--runs", "1", "--warmup", "1", "-v"),
+        ("benchmark", "digits@tensorflow", "digits@litert", "--runs", "1", "--processes", "1", "-v"),
     ],
     ids=lambda arguments: " ".join(arguments[:4]),
 )

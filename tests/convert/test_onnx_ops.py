@@ -74,6 +74,7 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("Mod", (random(6), random(6) + 3), {"fmod": 1}),
     ("Pow", (random(4, low=0.5), np.int64([2, 3, 0, 1])), {}),
     ("PRelu", (IMAGE, Weights(random(4, 1, 1))), {}),
+    *((op, (4 * IMAGE,), attrs) for op, attrs in (("Mish", {}), ("Celu", {}), ("Celu", {"alpha": 0.3}))),
     ("Clip", (np.int64([-3, 2, 9]), Const([0]), Const([5])), {}),
     ("Softmax", (IMAGE,), {"axis": 2}),
     ("Softmax", (SIGNAL,), {"axis": 0}),

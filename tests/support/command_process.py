@@ -57,10 +57,9 @@ class CommandProcess:
 def serve() -> None:
     """Run the commands of the standard input, and write code and output of each to the standard output."""
     from command_line import main
+    from short_measurements import shorten_measurements
 
-    from quantkit.benchmark.profiling import tracing
-
-    tracing.MAX_PAIRS = 3  # the times that a quantization measures for its decisions do not matter
+    shorten_measurements()
     gc.set_threshold(50_000, 20, 20)  # the collector would scan the objects of TensorFlow too often
     requests, responses = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     with open(os.devnull) as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:

@@ -2,7 +2,7 @@
 
     python tests/support/package_size.py [COMMIT]
 
-COMMIT is compared with the work tree (default: the last tag ``v*``, else the commit that set the version). Tokens are
+COMMIT is compared with the work tree (default: the last tag ``v*``, else the last release in CHANGELOG.md). Tokens are
 those of Python without comments and line breaks, so that other line lengths and longer comments do not change them.
 """
 
@@ -53,7 +53,7 @@ def last_release(root: Path) -> str:
     tags = run_git(root, "tag", "--merged", "HEAD", "--sort=-creatordate", "--list", "v*").decode().split()
     if tags:
         return tags[0]
-    return run_git(root, "log", "-1", "--format=%h", "-G^version = ", "--", "pyproject.toml").decode().strip()
+    return run_git(root, "log", "-1", "--format=%h", r"-G^## \[[0-9]", "--", "CHANGELOG.md").decode().strip()
 
 
 def run_git(root: Path, *arguments: str) -> bytes:
@@ -73,7 +73,7 @@ def sum_packages(files: Iterator[tuple[str, bytes]]) -> tuple[Counter[str], Coun
 def size_table(old: tuple[Counter[str], Counter[str]], new: tuple[Counter[str], Counter[str]], commit: str) -> str:
     """Return a Markdown table: a row for each package, with the differences to a commit."""
     rows = [f"| package | lines | since {commit} | tokens | since {commit} |", "|---|---:|---:|---:|---:|"]
-    names = sorted(set(new[0]) | set(old[0]))
+    names = sorted(name for name in {*new[0], *old[0]} if new[0][name] or old[0][name])
     for name, members in [*((name, [name]) for name in names), ("all", names)]:
         cells = [name]
         for before, after in zip(old, new, strict=True):

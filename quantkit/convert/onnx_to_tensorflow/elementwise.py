@@ -105,6 +105,31 @@ def _hard_sigmoid(translator: OnnxTranslator, node: Node) -> None:
     translator.emit_typed(node, "Mul", [clipped, _scalar(translator, node, "sixth", 1 / 6)], layout)
 
 
+@converts("Mish")
+def _mish(translator: OnnxTranslator, node: Node) -> None:
+    """Convert x tanh(softplus(x))."""
+    layout = _input_layout(translator, node)
+    source = translator.in_layout(node.inputs[0], layout)
+    softplus = translator.add_intermediate(node, "softplus", "Softplus", [source])
+    gate = translator.add_intermediate(node, "gate", "Tanh", [softplus])
+    translator.emit_typed(node, "Mul", [source, gate], layout)
+
+
+@converts("Celu")
+def _celu(translator: OnnxTranslator, node: Node) -> None:
+    """Convert alpha elu(x / alpha)."""
+    alpha: Any = node.attrs.get("alpha", 1.0)
+    if alpha <= 0:
+        raise conversion_error(node, "Celu requires a positive alpha")
+    layout = _input_layout(translator, node)
+    source = translator.in_layout(node.inputs[0], layout)
+    scaled = translator.add_intermediate(
+        node, "scaled", "Mul", [source, _scalar(translator, node, "factor", 1 / alpha)]
+    )
+    elu = translator.add_intermediate(node, "elu", "Elu", [scaled])
+    translator.emit_typed(node, "Mul", [elu, _scalar(translator, node, "alpha", alpha)], layout)
+
+
 @converts("Softmax LogSoftmax")
 def _softmax(translator: OnnxTranslator, node: Node) -> None:
     edge = node.inputs[0]

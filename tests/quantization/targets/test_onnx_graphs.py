@@ -400,6 +400,18 @@ def test_elementwise_ops_between_convolutions(tmp_path: Path) -> None:
     assert "com.microsoft.Gelu has no int8 form" in plan.float_fallbacks.values()
 
 
+@pytest.mark.parametrize("target", ["onnx", "tensorflow", "litert"])
+@pytest.mark.parametrize("op", ["Celu", "Mish"])
+def test_activations_without_int8_kernel_are_float_between_int8_layers(op: str, target: str) -> None:
+    network = Network(*IMAGE, opset=18)
+    y = network.conv(network.add(op, network.conv("x")))
+    result = qk.quantize(load(network.model(y)), samples(network), target=target, runs=0)
+    ops = result.report.to_json()["ops"]
+    assert ops["Conv" if target == "onnx" else "Conv2D"] == {"int8": 2, "float": 0}
+    assert result.report.accuracy.sqnr is not None
+    assert result.report.accuracy.sqnr.error < 0.05
+
+
 def test_float_silu_is_fused(tmp_path: Path) -> None:
     network = Network(*IMAGE)
     x = network.conv("x")

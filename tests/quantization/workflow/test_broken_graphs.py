@@ -67,7 +67,7 @@ def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, di
 
 def quantize(source: Path, output: Path, *flags: str) -> list[str]:
     target = next(target for target, name in TARGETS.items() if name == output.name)
-    data = ["--calibration", str(HELDOUT), "--limit", "40", "--runs", "0", "--input-mean", "128", "--input-std", "128"]
+    data = ["--calibration", str(HELDOUT), "--limit", "24", "--runs", "0", "--input-mean", "128", "--input-std", "128"]
     return ["quantize", str(source), "-o", str(output), "--target", target, *data, *flags]
 
 
