@@ -18,6 +18,7 @@ from quantkit.model import Model, load
 from quantkit.model.model import tensor_info
 from quantkit.optimize.state import Form
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.base import names_endpoints
 from quantkit.quantization.workflow import QuantizationResult
 from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
 from quantkit.runtimes import AUTO, REFERENCE, find_runtime
@@ -106,7 +107,7 @@ def int8_form(form: Int8Form, result: QuantizationResult, path: Path, name: str)
     """
     conversion = result.conversion
     settings = Settings(options=conversion.session_options)
-    if not conversion.target.keeps_endpoints:
+    if not names_endpoints(conversion.target):
         graph = conversion.graph
         inputs, outputs = tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))
         settings = replace(settings, inputs=inputs, outputs=outputs)

@@ -9,6 +9,8 @@ from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scale_migration import migrate_scales
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.capabilities import WrittenByConverter
+from quantkit.quantization.weights import store_weights
 from quantkit.runtimes import AUTO
 
 
@@ -32,6 +34,16 @@ def prepare(graph: Graph, scheme: Scheme, *, runtime: str = AUTO) -> Graph:
     return equalize(graph, annotate(graph, scheme)) if scheme.equalize else graph
 
 
+def with_int8_weights(graph: Graph, plan: Plan) -> Graph:
+    """Return the float graph with int8 weights, for a plan of `Scheme.weights_only`.
+
+    Raises:
+        UnavailableError: the weights cannot be stored in the files of the target.
+    """
+    target = find_target(plan.scheme.target)
+    return target.store_weights(graph, plan) if isinstance(target, WrittenByConverter) else store_weights(graph, plan)
+
+
 @public
 def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
     """Return the quantized graph in the dialect of the plan's target.
@@ -48,7 +60,7 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
     target = find_target(plan.scheme.target)
     graph = in_target_dialect(graph, target.name)
     if plan.scheme.weights_only:
-        return target.store_weights(graph, plan)
+        return with_int8_weights(graph, plan)
     plan.require_ranges(ranges)
     ranges = ranges.merge_groups(plan.groups)
     graph = migrate_scales(graph, ranges.scales)

@@ -8,11 +8,15 @@ from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType
 from quantkit.ops.roles import find_roles
 from quantkit.quantization.plan import Plan
+from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.base import is_litert
 
 
-def mark_edges(graph: Graph, plan: Plan, edges: list[Edge], all_consumers: bool) -> tuple[Graph, Mapping[Edge, str]]:
+def mark_edges(graph: Graph, plan: Plan, edges: list[Edge]) -> tuple[Graph, Mapping[Edge, str]]:
     """Return the graph with an Identity after each edge, and the name of each Identity."""
     roles = find_roles(graph)
+    # A tensor of a LiteRT file has one type: float consumers take its quantized values, too.
+    all_consumers = is_litert(find_target(plan.scheme.target))
     producers, consumers = set(plan.pass_through), set(plan.pass_through)
     for pattern in plan.patterns:
         consumers.update(pattern.nodes)

@@ -153,6 +153,16 @@ class Plan:
         patterns = self.patterns if self.scheme.bias_correction else ()
         return tuple(dict.fromkeys(pattern.input for pattern in patterns if pattern.weights))
 
+    def range_edge(self, edge: Edge) -> Edge:
+        """Return the edge whose range determines the quantization parameters of an edge.
+
+        With `Scheme.split_patterns`, the values before an activation that clamps them need no range of their own.
+        """
+        pattern = self.pattern_of.get(edge.node)
+        if pattern is None or not (self.scheme.split_patterns and pattern.activation):
+            return edge
+        return pattern.output if edge.node in pattern.nodes[-2:] else edge
+
     def group_of(self, edge: Edge) -> frozenset[Edge]:
         """Return the edges with the same range as an edge, itself included."""
         return self._groups.get(edge, frozenset({edge}))

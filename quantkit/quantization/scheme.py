@@ -85,11 +85,40 @@ class Scheme:
             object.__setattr__(self, field.name, parse_field(field.name, getattr(self, field.name)))
         find_observer(self.observer)
         require_choice(SATURATIONS, saturation=self.saturation)
-        REGISTRY.find(self.target).check_scheme(self)
+        self._check_target()
         if not self.activations.is_signed and self.signed_activations is None:
             raise UsageError(
                 f"activations = {str(self.activations)!r} cannot represent negative values",
                 hint='set signed_activations, too, for example "qint8 symmetric"',
+            )
+
+    def _check_target(self) -> None:
+        """Check that the target supports the scheme.
+
+        Raises:
+            UsageError: a field has a value that the target does not support.
+        """
+        target = REGISTRY.find(self.target)
+        standard = {each.name: each.default for each in fields(self)}
+        for name in target.fixed:
+            field, _, part = name.partition(".")
+            required, value = parse_field(field, target.defaults.get(field, standard[field])), getattr(self, field)
+            if part:
+                required, value = getattr(required, part).value, getattr(value, part).value
+            if value != required:
+                requirement = f"requires {name} = {str(required)!r}, not" if required else f"takes no {name}:"
+                raise UsageError(
+                    f"the target {self.target!r} {requirement} {str(value)!r}",
+                    hint=f"leave {field} out, as Scheme.for_target({self.target!r}) does, or choose another target",
+                )
+        if "weights" not in target.fixed and not (self.weights.symmetric and self.weights.is_signed):
+            raise UsageError(
+                f"the target {self.target!r} requires symmetric qint8 weights, not {str(self.weights)!r}",
+                hint='write for example weights = "qint8 symmetric per_channel"',
+            )
+        if self.split_patterns and not target.defaults.get("split_patterns"):
+            raise UsageError(
+                f"the target {self.target!r} does not support split_patterns", hint="leave split_patterns out"
             )
 
     @classmethod

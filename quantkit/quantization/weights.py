@@ -17,6 +17,7 @@ from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.onnx.types import NUMBERS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
+from quantkit.transforms.precision.quantize_weights import quantize_weights
 
 
 def store_weights(graph: Graph, plan: Plan) -> Graph:
@@ -28,12 +29,24 @@ def store_weights(graph: Graph, plan: Plan) -> Graph:
     """
     replacements = {}
     for name, spec in plan.weights.items():
+        if not spec.symmetric:
+            replacements[name] = _dequantize_constant(graph[name])
+            continue
         values = graph[name].value
         parameters = QuantizationParameters.of_weights(spec, values.array)
         shape = [size if axis in spec.axes else 1 for axis, size in enumerate(values.shape)]
         scale = parameters.scale.reshape(shape if spec.axes else ())
         replacements[name] = dequantized_constant(graph, graph[name], quantize_constant(values, parameters), scale)
     return replace_constants(graph, replacements)
+
+
+def _dequantize_constant(node: Node) -> tuple[Node, ...]:
+    """Return a constant as the transform quantize_weights stores it: affine, before a Dequantize."""
+    alone = Graph.of([node.with_(controls=())], (), (node.name,))
+    stored = quantize_weights(alone, minimum_size=1).nodes.values()
+    return tuple(
+        replacement.with_(controls=node.controls) if replacement.is_constant else replacement for replacement in stored
+    )
 
 
 def quantize_constant(values: Tensor, parameters: QuantizationParameters) -> Tensor:

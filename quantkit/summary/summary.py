@@ -19,7 +19,8 @@ from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.portability import Portability, certify
-from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets import find_target, targets
+from quantkit.quantization.targets.capabilities import FileChecks
 from quantkit.quantization.targets.finding import EFFECTS, SLOW, Build, Finding
 from quantkit.quantization.workflow.estimate import QuantizationEstimate, estimate_quantization
 from quantkit.summary.compressibility import Compressibility, measure_compressibility
@@ -225,6 +226,7 @@ def summarize(
     """
     if check_build and target is None:
         raise UsageError("--check-build needs a target", hint="add --for tensorrt")
+    checks = None if target is None else _find_checks(target)
     loaded = as_model(model, **without_none(inputs=inputs, outputs=outputs))
     if target is not None and isinstance(loaded.runnable, Path) and not loaded.has_readable_graph:
         kind = formats.KINDS[formats.kind_of(loaded.runnable)]
@@ -262,9 +264,22 @@ def summarize(
         file_bytes=file_bytes,
         has_random_weights=loaded.has_random_weights,
         portability=certify(graph),
-        findings=None if target is None else find_target(target).examine(graph),
-        build=find_target(target).check_build(graph) if target is not None and check_build else None,
+        findings=None if checks is None else checks.examine(graph),
+        build=checks.check_build(graph) if checks is not None and check_build else None,
     )
+
+
+def _find_checks(name: str) -> FileChecks:
+    """Return the target of a name, which examines files.
+
+    Raises:
+        UsageError: there is no such target, or it has no check of files.
+    """
+    target = find_target(name)
+    if not isinstance(target, FileChecks):
+        names = [other.name for other in targets().values() if isinstance(other, FileChecks)]
+        raise UsageError(f"the target {name!r} has no check of files", hint=f"use --for {' or '.join(names)}")
+    return target
 
 
 def _endpoint(

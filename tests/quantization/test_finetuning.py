@@ -26,6 +26,7 @@ from quantkit.quantization.finetuning.sums import QuantizedSum
 from quantkit.quantization.finetuning.training import BACK_OFF, Budget, HeldOutDistance, Training, _State
 from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.targets import eightbit
+from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.workflow import fine_tuning
 from quantkit.quantization.workflow import options as options_module
 from quantkit.runtimes import open_session
@@ -245,9 +246,9 @@ def test_openvino_adds_residuals_to_convolutions_that_are_not_rounded(tmp_path: 
     )
     result = qk.quantize(graph, IMAGES, runs=0, scheme={"target": "onnx", "bias_correction": False})
     conversion = result.conversion
-    unrounded = conversion.target.unrounded_edges(conversion.graph, conversion.plan, "openvino")
+    unrounded = find_unrounded(conversion.graph, conversion.plan, "openvino")
     assert unrounded == {Edge("first")}
-    assert not conversion.target.unrounded_edges(conversion.graph, conversion.plan, "onnxruntime")
+    assert not find_unrounded(conversion.graph, conversion.plan, "onnxruntime")
     path = result.save(tmp_path / "model.onnx")
     errors = {}
     for runtime in ("openvino", "onnxruntime"):

@@ -13,6 +13,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.quantization.annotation import in_target_dialect
 from quantkit.quantization.targets import Target
+from quantkit.quantization.workflow.preparation import REWRITE_RECIPE, layer_recipe
 from quantkit.recipes import Recipe, parse, run
 
 HELD_OUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
@@ -44,7 +45,7 @@ class Case:
 def make_case(name: str, target: Target) -> Case:
     """Return the case of a name, prepared with the recipes of a target."""
     graph, recipe, images = {"digits": digits, "residual": residual}[name]()
-    steps = [parse(target.layer_recipe), recipe, parse(target.rewrite_recipe)]
+    steps = [layer_recipe(target), recipe, parse(REWRITE_RECIPE)]
     prepared, _ = run(Recipe(tuple(step for part in steps for step in part.steps)), graph)
     return Case(in_target_dialect(prepared, target.name), images, num_calibration=32, min_sqnr=20.0)
 

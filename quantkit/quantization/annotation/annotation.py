@@ -17,6 +17,7 @@ from quantkit.quantization.annotation.target_graph import TargetGraph
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.precision.decision import Decision
 from quantkit.quantization.scheme import Scheme
+from quantkit.quantization.targets.capabilities import RuntimeRules
 
 
 @public
@@ -59,7 +60,11 @@ def _plan(nodes: NodeAnnotation) -> Plan:
         nodes.decide_all(patterns, pass_through),
         edges.observed_edges(),
     )
-    return replace(plan, activations=nodes.facts.target.edge_formats(nodes.facts.graph, plan))
+    target = nodes.facts.target
+    if not isinstance(target, RuntimeRules):
+        return plan
+    formats = target.edge_formats(nodes.facts.graph, plan)
+    return replace(plan, activations=formats, edges=tuple(edge for edge in plan.edges if edge in formats))
 
 
 def _weights_only_plan(nodes: NodeAnnotation) -> Plan:

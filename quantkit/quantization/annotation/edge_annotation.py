@@ -51,9 +51,8 @@ class EdgeAnnotation:
         patterns = self.patterns
         edges = {edge for pattern in patterns for edge in pattern.inputs}
         edges |= {edge for inputs in self.pass_through.values() for edge in inputs}
-        if not self.facts.target.adds_before_rounding:
-            # A runtime that does not fuse the Add quantizes its inputs.
-            edges |= {pattern.inner for pattern in patterns if pattern.inner is not None}
+        # A runtime that does not fuse the Add quantizes its inputs.
+        edges |= {pattern.inner for pattern in patterns if pattern.inner is not None}
         edges |= {pattern.output for pattern in patterns if self._has_quantized_output(pattern)}
         if self.scheme.float_global_pools:
             # No int8 op consumes these edges, but kernels with int8 outputs are faster than those with float ones.

@@ -1,10 +1,13 @@
 """Facts about a float graph that both nodes and edges need."""
 
+from functools import cached_property
+
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.scheme import PAIR_SAFE, Scheme
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.base import multiplies_u8_by_s8
 
 
 class FloatGraph:
@@ -30,10 +33,10 @@ class FloatGraph:
         self.nodes = [graph[name] for name in graph.order if name in needed]
         self.position = {node.name: number for number, node in enumerate(self.nodes)}
 
-    @property
+    @cached_property
     def limits_pairs(self) -> bool:
         """True if the weights are limited for kernels that add pairs of products in 16 bits."""
-        return self.target.multiplies_u8_by_s8 and self.scheme.saturation == PAIR_SAFE
+        return self.scheme.saturation == PAIR_SAFE and multiplies_u8_by_s8(self.target)
 
     def sole_consumer(self, edge: Edge) -> tuple[Node, int] | None:
         """Return the only consumer of an edge and its input index; None for several, or a graph output."""

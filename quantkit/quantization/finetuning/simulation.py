@@ -22,8 +22,9 @@ from quantkit.quantization.marked_edges import mark_edges
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
-from quantkit.quantization.spec import Spec
+from quantkit.quantization.spec import AFFINE, Spec
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.runtimes import AUTO
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -138,22 +139,22 @@ def simulate(graph: Graph, plan: Plan, ranges: Ranges, runtime: str = AUTO) -> S
     """
     target = find_target(plan.scheme.target)
     parameters = target.edge_parameters(graph, plan, ranges)
-    marked, markers = mark_edges(graph, plan, list(parameters), target.quantizes_all_consumers)
+    marked, markers = mark_edges(graph, plan, list(parameters))
     translated = as_tensorflow(marked)
-    unrounded = target.unrounded_edges(graph, plan, runtime)
+    unrounded = find_unrounded(graph, plan, runtime)
     edges = tuple(
-        QuantizedEdge(node, _owner(plan, target.range_edge(plan, edge)), parameters[edge], edge not in unrounded)
+        QuantizedEdge(node, _owner(plan, plan.range_edge(edge)), parameters[edge], edge not in unrounded)
         for edge, marker in markers.items()
         for node in (marker, f"{marker}/nhwc")
         if node in translated and translated[node].op == "Identity"
     )
     by_node = {edge.node: edge for edge in edges}
     edge_of = {edge: by_node[marker] for edge, marker in markers.items() if marker in by_node}
-    trainables = tuple(_find_trainables(graph, plan, target.bias_spec))
+    trainables = tuple(_find_trainables(graph, plan))
     uses = _find_uses(marked, translated, [trainable.name for trainable in trainables])
     sums = tuple(
         added
-        for added in (find_sums(graph, plan) if target.has_classic_sums else ())
+        for added in (find_sums(graph, plan) if plan.scheme.split_patterns else ())
         if all(operand in edge_of or operand in uses for operand in added.operands)
     )
     return Simulation(
@@ -198,11 +199,11 @@ def _find_learned(
     target = find_target(plan.scheme.target)
     by_owner: dict[Edge, list[Edge]] = {}
     for edge in parameters:
-        by_owner.setdefault(_owner(plan, target.range_edge(plan, edge)), []).append(edge)
+        by_owner.setdefault(_owner(plan, plan.range_edge(edge)), []).append(edge)
     probed = {
         edge: Range(*(float(limit * PROBE * parameters[edge].scale) for limit in _step_limits(parameters[edge])))
         for edge in parameters
-        if target.range_edge(plan, edge) == edge
+        if plan.range_edge(edge) == edge
     }
     wider = {edge: probed[member] for edge in plan.activations for member in plan.group_of(edge) if member in probed}
     responses = target.edge_parameters(graph, plan, replace(ranges, ranges={**ranges.ranges, **wider}))
@@ -256,8 +257,10 @@ def limit_name(edge: QuantizedEdge, suffix: str) -> str:
     return f"{edge.node}/{suffix}"
 
 
-def _find_trainables(graph: Graph, plan: Plan, bias_spec: Spec | None) -> Iterator[Trainable]:
+def _find_trainables(graph: Graph, plan: Plan) -> Iterator[Trainable]:
     """Yield the weights and biases of the plan's layers that no other node uses."""
+    # The int32 sums of the products contain the biases, unless these are ops of their own.
+    bias_spec = AFFINE if plan.scheme.split_patterns else None
     roles = find_roles(graph)
     weights: dict[str, list[FusedPattern]] = {}
     biases: dict[str, list[FusedPattern]] = {}

@@ -93,9 +93,7 @@ class _Switches:
 
     def __init__(self, source: Graph, plan: Plan, count: int) -> None:
         self.plan = plan
-        target = find_target(plan.scheme.target)
-        edges = list(plan.activations)
-        self.source, self.markers = mark_edges(source, plan, edges, target.quantizes_all_consumers)
+        self.source, self.markers = mark_edges(source, plan, list(plan.activations))
         self.is_onnx = source.dialect == onnx.DIALECT
         self.nodes = dict(self.source.nodes)
         self.redirected: dict[Edge, Edge] = {}

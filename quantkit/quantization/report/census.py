@@ -15,7 +15,6 @@ from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.targets import find_target
 from quantkit.runtimes import find_runtime
 
 INT8, FLOAT = "int8", "float"
@@ -101,7 +100,7 @@ def census(graph: Graph, plan: Plan, quantized: Graph, samples: Mapping[str, tup
         quantized: result of the conversion.
         samples: shape of one sample of each input, by name, for inputs with unknown dimensions.
     """
-    target, reasons = find_target(plan.scheme.target), plan.float_fallbacks
+    reasons = plan.float_fallbacks
     names = (*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks)
     layer_ops = find_roles(graph).weights_ops - find_roles(graph).pass_through_ops
     macs = count_node_macs(graph, names, samples)
@@ -114,13 +113,33 @@ def census(graph: Graph, plan: Plan, quantized: Graph, samples: Mapping[str, tup
     ]
     return Census(
         {op: (num_quantized[op], num_float[op]) for op in ops},
-        target.count_boundaries(graph, plan, reasons, quantized),
+        _count_boundaries(graph, plan, quantized),
         tuple(sorted(fallbacks, key=lambda fallback: -(fallback.macs or 0))),
         sum(macs[name] or 0 for name in names if name not in reasons),
         sum(fallback.macs or 0 for fallback in fallbacks),
         sum(pattern.layer not in reasons for pattern in plan.patterns),
         Counter(graph[name].op for name, count in macs.items() if count is None),
     )
+
+
+def _count_boundaries(graph: Graph, plan: Plan, quantized: Graph) -> int:
+    """Return the number of quantize/dequantize boundaries that one run crosses.
+
+    They are counted in the plan, unless they are QuantizeV2 and Dequantize nodes, whose inputs are not constants.
+    """
+    converting = [node for node in quantized.nodes.values() if node.op in ("QuantizeV2", "Dequantize")]
+    if converting:
+        return sum(quantized.constant_of(node.inputs[0]) is None for node in converting)
+    fallbacks = plan.float_fallbacks.keys()
+    computed = {*plan.pattern_of, *plan.pass_through}.difference(fallbacks)
+    count = sum(Edge(pattern.name) not in plan.activations for pattern in plan.patterns)
+    for edge in plan.activations:
+        consumers = {use.node.name for use in graph.uses.get(edge, ())}
+        if edge.node in computed:
+            count += bool(consumers.intersection(fallbacks)) or edge in graph.outputs
+        else:
+            count += bool(consumers & computed)
+    return count
 
 
 def count_node_macs(

@@ -22,6 +22,7 @@ from quantkit.quantization.report.census import FLOAT, INT8, Census
 from quantkit.quantization.report.measurements import KEEP_FLOAT, AccuracyReport, Latency
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.advice import advise_gpu, describe_weights_only
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import RuntimeVersion
 
@@ -188,7 +189,7 @@ def _report_lines(report: QuantizationReport) -> Iterator[str]:
     yield _size_line(report)
     yield ""
     if report.scheme.weights_only:
-        arithmetic = find_target(report.target).weights_only_arithmetic
+        arithmetic = describe_weights_only(find_target(report.target))
         yield f"int8 weights: {report.num_weights} constants; {arithmetic}"
     else:
         yield from _precision_lines(report)
@@ -288,7 +289,7 @@ def _precision_lines(report: QuantizationReport) -> Iterator[str]:
         yield f"{_executed_text(census)} of the {macs} after the rewrites of the runtime"
     if report.portability is not None:
         yield str(report.portability)
-    if advice := find_target(report.target).gpu_advice:
+    if advice := advise_gpu(find_target(report.target)):
         yield advice
 
 

@@ -9,6 +9,8 @@ from quantkit.errors import UnavailableError
 from quantkit.evaluation import tasks
 from quantkit.quantization import observers
 from quantkit.quantization.targets import REGISTRY, Target, targets
+from quantkit.quantization.targets.advice import find_slow_reason
+from quantkit.quantization.targets.capabilities import NeedsPackage
 from quantkit.recipes.named import RECIPE_REGISTRY
 from quantkit.transforms.plugins import load_installed
 
@@ -37,8 +39,9 @@ def diagnose_targets(working: Collection[str]) -> tuple[TargetDiagnosis, ...]:
 def _diagnose(target: Target, working: Collection[str]) -> TargetDiagnosis:
     names = tuple(name for name in target.runtimes if name in working)
     try:
-        target.check_installation(weights_only=False)
+        if isinstance(target, NeedsPackage):
+            target.check_installation(weights_only=False)
     except UnavailableError as error:
         return TargetDiagnosis(target.name, (), f"{error.message} (hint: {error.hint})")
     missing = f"none of its runtimes works here: {', '.join(target.runtimes)}"
-    return TargetDiagnosis(target.name, names, target.slow_reason if names else missing)
+    return TargetDiagnosis(target.name, names, find_slow_reason(target) if names else missing)

@@ -6,7 +6,7 @@
 Fixed ranges cost no reduction over the tensor, and do not change from image to image.
 """
 
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -21,8 +21,7 @@ from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import AFFINE
-from quantkit.quantization.targets.base import Target, count_conversion_nodes
-from quantkit.quantization.weights import replace_constants
+from quantkit.quantization.targets.base import Target
 from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
 from quantkit.transforms.cleanup.strip_unused_nodes import strip_unused_nodes
 from quantkit.transforms.precision.quantize_nodes import (
@@ -105,16 +104,9 @@ def _dynamic_edge(quantized: Graph, node: Node) -> Edge | None:
     return None
 
 
-def _range_edge(plan: Plan, edge: Edge) -> Edge:
-    """Return the output of the activation that clamps an edge, else the edge: clamped values need no range."""
-    pattern = plan.pattern_of.get(edge.node)
-    is_clamped = pattern is not None and pattern.activation and edge.node in pattern.nodes[-2:]
-    return pattern.output if pattern is not None and is_clamped else edge
-
-
 def _limits(graph: Graph, plan: Plan, ranges: Ranges, edge: Edge) -> Range | None:
     """Return the range of an edge, moved so that 0 is represented exactly; None if it is unknown."""
-    edge = _range_edge(plan, edge)
+    edge = plan.range_edge(edge)
     value = graph.constant_of(edge)
     limits = ranges.get(edge) if value is None else Range(float(value.array.min()), float(value.array.max()))
     if limits is None or not np.isfinite(limits).all():
@@ -141,34 +133,15 @@ def find_exact_limit(limit: float) -> float:
     return float(value)
 
 
-def _stored_constant(node: Node) -> tuple[Node, ...]:
-    """Return a constant as the transform quantize_weights stores it."""
-    alone = Graph.of([node.with_(controls=())], (), (node.name,))
-    stored = quantize_weights(alone, minimum_size=1).nodes.values()
-    return tuple(
-        replacement.with_(controls=node.controls) if replacement.is_constant else replacement for replacement in stored
-    )
-
-
 class EightbitTarget(Target):
     """The classic TensorFlow ops of quantize_nodes, with calibrated ranges."""
 
     name = "eightbit"
-    title = "frozen graph of the classic TensorFlow 8-bit ops"
     dialect = "tensorflow"
     suffixes = (".pb", ".pbtxt")
-    writes_folders = True
     runtimes = ("tensorflow",)
     defaults = MappingProxyType({"weights": AFFINE, "share_pool_ranges": True, "split_patterns": True})
     fixed = ("weights", "activations", "signed_activations")
-    can_split_patterns = True
-    has_classic_sums = True
-    # The classic ops have no dilations: flatten_atrous_conv would keep such layers in float.
-    layer_recipe = "flatten_products simplify_arithmetic"
-    bias_spec = AFFINE
-    thread_advice = "thread settings have little effect: each op runs on one thread"
-    slow_reason = "the classic ops have only reference kernels on x86"
-    faster_target = "tensorflow"
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)
@@ -177,27 +150,8 @@ class EightbitTarget(Target):
         limits = {edge: _limits(graph, plan, ranges, edge) for edge in plan.activations}
         return {edge: QuantizationParameters.of_range(AFFINE, value) for edge, value in limits.items() if value}
 
-    def range_edge(self, plan: Plan, edge: Edge) -> Edge:
-        return _range_edge(plan, edge)
-
-    def store_weights(self, graph: Graph, plan: Plan) -> Graph:
-        return replace_constants(graph, {name: _stored_constant(graph[name]) for name in plan.weights})
-
-    def warnings(self, graph: Graph, plan: Plan) -> tuple[str, ...]:
-        depthwise = [node for node in graph.nodes.values() if node.op == "DepthwiseConv2dNative"]
-        if not depthwise:
-            return ()
-        return (
-            "the target eightbit has one weight range for all channels of a layer, which is not usable for "
-            f"most networks with depthwise layers ({len(depthwise)} here): "
-            f"--target {self.faster_target} has a range per channel",
-        )
-
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
         return explain_float(graph, node, shapes)
-
-    def count_boundaries(self, graph: Graph, plan: Plan, fallbacks: Collection[str], quantized: Graph) -> int:
-        return count_conversion_nodes(quantized)
 
 
 TARGET = EightbitTarget()

@@ -38,6 +38,7 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.base import Target
+from quantkit.quantization.targets.capabilities import WrittenByConverter
 from quantkit.quantization.weight_levels import find_limits
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -313,20 +314,15 @@ def _add_fake_quants(graph: Graph, limits: Limits) -> Graph:
     return graph.with_nodes([*originals, *nodes])
 
 
-class LiteRTTarget(Target):
+class LiteRTTarget(Target, WrittenByConverter):
     """LiteRT models with int8 weights and activations, made by TensorFlow's converter."""
 
     name = "litert"
-    title = "LiteRT model"
     dialect = "tensorflow"
     suffixes = (".tflite",)
     runtimes = ("litert",)
-    keeps_endpoints = True
     defaults = MappingProxyType({"activations": Spec(DType.QINT8, symmetric=False), "quantize_outputs": True})
     fixed = ("weights", "activations", "signed_activations")
-    thread_advice = "as many threads as cores: --intra-op {cores}"
-    quantizes_all_consumers = True
-    weights_only_arithmetic = "LiteRT quantizes the inputs of the layers in each call"
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)

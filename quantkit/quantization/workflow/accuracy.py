@@ -6,9 +6,11 @@ from pathlib import Path
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
 from quantkit.formats.temporary import temporary_folder
+from quantkit.ir.graph import Graph
 from quantkit.model import load
 from quantkit.quantization.fallback import Loss
 from quantkit.quantization.report import AccuracyReport
+from quantkit.quantization.targets.base import names_endpoints
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.runtimes import find_runtime, open_session
@@ -30,8 +32,7 @@ def measure_accuracy(
     Raises:
         UnavailableError, GraphError, InputError: no runtime can run the file; the error of the fastest one.
     """
-    graph = conversion.graph
-    model = file if conversion.target.keeps_endpoints else load(file, graph.inputs, graph.outputs).graph
+    model = _load(file, conversion)
     failures: list[UnavailableError | GraphError | InputError] = []
     names = runtimes or conversion.runtimes
     if reference.varies:
@@ -46,7 +47,7 @@ def measure_accuracy(
                     reference.source,
                     reference.top1,
                     tuple(error.message for error in failures),
-                    int8_nodes=session.int8_nodes if conversion.target.keeps_endpoints else None,
+                    int8_nodes=session.int8_nodes if names_endpoints(conversion.target) else None,
                 )
         except (UnavailableError, GraphError, InputError) as error:
             failures.append(error)
@@ -77,10 +78,14 @@ def open_conversion(conversion: Conversion) -> Iterator[Session]:
     with temporary_folder() as folder:
         file = folder / f"trial{conversion.target.suffixes[0]}"
         conversion.write(file)
-        graph = conversion.graph
-        model = file if conversion.target.keeps_endpoints else load(file, graph.inputs, graph.outputs).graph
-        with open_session(model, conversion.runtimes[0], conversion.session_options) as session:
+        with open_session(_load(file, conversion), conversion.runtimes[0], conversion.session_options) as session:
             yield session
+
+
+def _load(file: Path, conversion: Conversion) -> Path | Graph:
+    """Return the file, or its graph if the file does not name its inputs and outputs."""
+    graph = conversion.graph
+    return file if names_endpoints(conversion.target) else load(file, graph.inputs, graph.outputs).graph
 
 
 def try_measure_accuracy(file: Path, conversion: Conversion, reference: FloatReference) -> AccuracyReport:

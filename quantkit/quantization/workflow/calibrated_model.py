@@ -7,6 +7,8 @@ from quantkit.model import Model
 from quantkit.progress import Progress
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.advice import warn_of_ranges
+from quantkit.quantization.targets.capabilities import NeedsPackage
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.custom_ops import cut_custom_ops, find_custom_ops
@@ -75,8 +77,10 @@ def calibrate_model(
     if model.has_random_weights:
         options.on_message(f"{model.name}: {RANDOM_WEIGHTS_NOTE}")
     plan = choose_plan(options, graph, scheme, trained)
-    find_target(plan.scheme.target).check_installation(weights_only=plan.scheme.weights_only)
-    for warning in find_target(plan.scheme.target).warnings(graph, plan):
+    target = find_target(plan.scheme.target)
+    if isinstance(target, NeedsPackage):
+        target.check_installation(weights_only=plan.scheme.weights_only)
+    if warning := warn_of_ranges(target, graph, plan):
         options.on_message(f"warning: {warning}")
     if data is not None or held_out is not None:
         check_plan(graph, plan)

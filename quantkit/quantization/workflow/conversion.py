@@ -17,13 +17,15 @@ from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
 from quantkit.quantization.precision.decision import ACCURACY, FLOAT, KERNEL, Decision, as_decisions
 from quantkit.quantization.targets import Target, find_target
+from quantkit.quantization.targets.capabilities import KernelChecks
+from quantkit.quantization.targets.tensorrt.float16 import narrow_floats
 from quantkit.quantization.workflow.custom_ops import join_custom_ops
 from quantkit.quantization.workflow.host import count_cores
 from quantkit.quantization.workflow.options import FLOAT16, FLOAT32, ORIGINAL
 from quantkit.recipes.trace import Trace
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
-from quantkit.transforms.precision.convert_precision import convert_precision, restore_half
+from quantkit.transforms.precision.convert_precision import narrow_ops, restore_half
 
 FALLBACK_REASON = "quantizing this layer exceeds --max-drop"
 
@@ -62,11 +64,6 @@ class Conversion:
         return find_target(self.plan.scheme.target)
 
     @property
-    def needs_host_check(self) -> bool:
-        """True if some kernels of the target compute wrong results on some hosts."""
-        return self.target.has_host_check and not self.plan.scheme.weights_only
-
-    @property
     def runtimes(self) -> tuple[str, ...]:
         """The runtime of the file, else those of its target, fastest first; installed ones only if there are any."""
         names, runtime = _find_installed(self.target.runtimes), self.plan.scheme.runtime
@@ -103,9 +100,9 @@ class Conversion:
 
     def with_kernels(self) -> "Conversion":
         """Return the conversion whose plan keeps layers in float that have no int8 kernel for these ranges."""
-        conversion = self
-        while not self.plan.scheme.weights_only:
-            reasons = self.target.missing_kernels(conversion.graph, conversion.plan, conversion.ranges)
+        conversion, target = self, self.target
+        while isinstance(target, KernelChecks) and not self.plan.scheme.weights_only:
+            reasons = target.missing_kernels(conversion.graph, conversion.plan, conversion.ranges)
             if reasons.keys() <= conversion.plan.float_decisions.keys():
                 break
             conversion = conversion.keep_float(as_decisions(reasons, KERNEL))
@@ -138,7 +135,7 @@ class Conversion:
         if self.source is not None and quantized.dialect == onnx.DIALECT:
             quantized = onnx.with_dimension_names(quantized, self.source)
         if self.float_parts == FLOAT16:
-            return self.target.narrow_floats(quantized)
+            return narrow_floats(quantized)
         if self.source is not None and self.float_parts == ORIGINAL:
             int8_nodes = {*self.plan.pattern_of, *self.plan.pass_through}
             quantized = restore_half(quantized, self.source, quantized.nodes.keys() - int8_nodes)
@@ -148,20 +145,21 @@ class Conversion:
         pattern_of = annotate(self.graph, self.plan.scheme.with_(keep_float=())).pattern_of
         layers = self.fallback_layers
         converted = {name for layer in layers if layer in pattern_of for name in pattern_of[layer].nodes} | layers
-        keep = tuple(name for name, node in quantized.nodes.items() if name not in converted and not node.is_constant)
-        return convert_precision(quantized, to=self.fallback_precision, weights_only=False, keep=keep)
+        keep = [name for name, node in quantized.nodes.items() if name not in converted and not node.is_constant]
+        return narrow_ops(quantized, self.fallback_precision, keep)
 
-    def check_on_host(self, feeds: Mapping[str, Array]) -> None:
+    def check_on_host(self, target: KernelChecks, feeds: Mapping[str, Array]) -> None:
         """Check that this host computes the quantized graph correctly.
 
         Args:
+            target: target of the plan.
             feeds: one run's arrays of the data, by input name; random values without data.
 
         Raises:
             CheckError: this host computes the graph incorrectly.
         """
         try:
-            self.target.check(self.graph, self.plan, self.ranges, self.quantized, feeds)
+            target.check_host(self.graph, self.plan, self.ranges, self.quantized, feeds)
         except CheckError as error:
             if not self.ranges.warnings:
                 raise

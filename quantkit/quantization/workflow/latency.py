@@ -17,6 +17,7 @@ from quantkit.ir.tensor import Shape
 from quantkit.progress import OnProgress
 from quantkit.quantization.report import Latency
 from quantkit.quantization.report.census import FLOAT, INT8
+from quantkit.quantization.targets.base import names_endpoints
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
 from quantkit.runtimes import find_runtime
@@ -144,7 +145,7 @@ def _find(candidates: list[Candidate], measurement: Measurement) -> Candidate:
 
 def _int8_candidates(conversion: Conversion, file: Path) -> list[Candidate]:
     graph, settings = conversion.graph, Settings(options=conversion.session_options)
-    if not conversion.target.keeps_endpoints:
+    if not names_endpoints(conversion.target):
         inputs, outputs = tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))
         settings = replace(settings, inputs=inputs, outputs=outputs)
     return [Candidate(INT8, file, replace(settings, runtime=name)) for name in conversion.runtimes]

@@ -18,7 +18,8 @@ from quantkit.data.preprocessing import Origin
 from quantkit.quantization.report import NextStep, QuantizationReport
 from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.targets import Target, find_target, targets
-from quantkit.quantization.targets.base import BFLOAT16
+from quantkit.quantization.targets.advice import describe_weights_only, find_faster_target, find_slow_reason
+from quantkit.quantization.targets.base import BFLOAT16, runs_bfloat16
 from quantkit.quantization.workflow.host import find_bfloat16_instruction
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
 from quantkit.runtimes import custom_op_libraries, find_runtime
@@ -242,7 +243,7 @@ def _faster_elsewhere(
         f"{each.context.model} in {each.context.runtime} takes {format_latency(each.summary.median)} ms"
         for each in (before, after)
     )
-    others = [name for name, target in targets().items() if runtime in target.runtimes and not target.slow_reason]
+    others = [name for name, target in targets().items() if runtime in target.runtimes and not find_slow_reason(target)]
     if others and others[0] != report.target:
         return NextStep(f"{claim}; --target {others[0]} runs in {runtime}", commands.quantize_again(others[0]))
     return NextStep(f"{claim}; {_SEARCH}", commands.optimize())
@@ -260,7 +261,8 @@ class _Remedies:
         return self.commands.quantize(self.target.name, *flags)
 
     def retarget(self) -> str:
-        return self.commands.quantize_again(self.target.faster_target or DEFAULT_TARGET)
+        faster = find_faster_target(self.target)
+        return self.commands.quantize_again(DEFAULT_TARGET if faster is None else faster.name)
 
     def benchmark(self, *flags: str) -> str:
         return self.commands.benchmark(*self.runtimes, *flags)
@@ -281,10 +283,10 @@ def _cause(report: QuantizationReport, commands: Commands, after: Measurement) -
     """Return the known facts on a quantized model that is not faster, and the next command."""
     census, target, runtime = report.census, find_target(report.target), after.context.runtime
     if report.scheme.weights_only:
-        return "only the weights are quantized: all arithmetic is in float", commands.quantize(target.name)
-    if target.slow_reason:
-        command = commands.quantize_again(target.faster_target) if target.faster_target else commands.summarize()
-        return target.slow_reason, command
+        return f"only the weights are quantized: {describe_weights_only(target)}", commands.quantize(target.name)
+    if slow_reason := find_slow_reason(target):
+        faster = find_faster_target(target)
+        return slow_reason, commands.summarize() if faster is None else commands.quantize_again(faster.name)
     boundaries = f"{census.boundaries} quantize/dequantize boundaries"
     fraction = "" if census.int8_fraction is None else f", {100 * census.int8_fraction:.0f} % of the known MACs in int8"
     reason = f"{boundaries}{fraction}"
@@ -322,7 +324,7 @@ def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> Ne
 def _bfloat16_note(target: Target, runtime: str) -> str:
     """Return a note on bfloat16 arithmetic; empty if the processor, the target or the runtime does not support it."""
     instruction = find_bfloat16_instruction()
-    if not instruction or not target.runs_bfloat16 or BFLOAT16 not in find_runtime(runtime).precisions:
+    if not instruction or not runs_bfloat16(target) or BFLOAT16 not in find_runtime(runtime).precisions:
         return ""
     return f"this processor supports bfloat16 ({instruction}), which was not measured"
 

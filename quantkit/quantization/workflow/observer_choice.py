@@ -24,6 +24,7 @@ from quantkit.quantization.scale_migration import (
     with_channel_maxima,
     with_migrated_scales,
 )
+from quantkit.quantization.targets.capabilities import RuntimeRules
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
@@ -74,7 +75,9 @@ def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> C
 
 def choose_zero_points(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion of the more precise scheme of its target if its fidelity is worth the time."""
-    scheme = conversion.target.refine_scheme(conversion.plan.scheme)
+    target, scheme = conversion.target, conversion.plan.scheme
+    if isinstance(target, RuntimeRules):
+        scheme = target.refine_scheme(scheme)
     if scheme == conversion.plan.scheme or trials.is_good(conversion):
         return conversion
     graph, ranges, formats = conversion.graph, conversion.ranges, conversion.plan.activations

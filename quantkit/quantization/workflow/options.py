@@ -37,7 +37,7 @@ from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import Target, find_target, targets
-from quantkit.quantization.targets.base import BFLOAT16, FLOAT
+from quantkit.quantization.targets.base import BFLOAT16, FLOAT, is_folder, needs_gpu, stores_bfloat16
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes.named import find_recipe
 from quantkit.recipes.trace import check_trace_path
@@ -282,8 +282,8 @@ def check_options(options: Options, scheme: Scheme) -> None:
         raise UsageError(
             f"{options.float_parts!r} is not a type of float parts", hint=f"use {' or '.join(FLOAT_PARTS)}"
         )
-    if options.float_parts == FLOAT16 and not target.writes_float16:
-        others = [other.name for other in targets().values() if other.writes_float16]
+    if options.float_parts == FLOAT16 and not needs_gpu(target):
+        others = [other.name for other in targets().values() if needs_gpu(other)]
         raise UsageError(
             f"--float-parts float16 requires --target {' or '.join(others)}",
             hint="most CPUs compute float16 slowly: quantkit benchmark --precision bfloat16 tries 16 bits",
@@ -320,7 +320,7 @@ def check_output(target: Target, output: Path) -> None:
         UsageError: the suffix is that of another format, or the folder does not exist or has files.
         InputError: the folder is not writable.
     """
-    if target.is_folder(output):
+    if is_folder(target, output):
         formats.check_folder(output)
         return
     formats.check_target(output)
@@ -333,7 +333,7 @@ def check_output(target: Target, output: Path) -> None:
     raise UsageError(
         f"cannot write target {target.name!r} to {output.name}",
         hint=f"use the suffix {' or '.join(target.suffixes)}"
-        + (", or none for a SavedModel folder" if target.writes_folders else "")
+        + (", or none for a SavedModel folder" if ".pb" in target.suffixes else "")
         + (f", or {' or '.join(others)}" if others else ""),
     )
 
@@ -408,8 +408,8 @@ def check_fallback(options: Options, target: Target) -> None:
         raise UsageError(
             f"{options.fallback!r} is not a fallback precision", hint=f"use {' or '.join(FALLBACK_PRECISIONS)}"
         )
-    if options.fallback not in target.fallback_precisions:
-        others = [other.name for other in targets().values() if options.fallback in other.fallback_precisions]
+    if options.fallback == BFLOAT16 and not stores_bfloat16(target):
+        others = [other.name for other in targets().values() if stores_bfloat16(other)]
         raise UsageError(
             f"--fallback {options.fallback} requires --target {' or '.join(others)}",
             hint=f"runtimes of {target.name} files choose it at load time: quantkit benchmark --precision bfloat16",

@@ -10,11 +10,15 @@ from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.validation import find_invalid_node
 from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.calibration.trained_ranges import plan_trained
+from quantkit.quantization.conversion import with_int8_weights
 from quantkit.quantization.precision.decision import COST, as_decisions
 from quantkit.quantization.ranges import Range, Ranges, graph_digest
 from quantkit.quantization.scheme import REDUCE_RANGE
 from quantkit.quantization.targets import find_target, targets
+from quantkit.quantization.targets.base import multiplies_u8_by_s8
+from quantkit.quantization.targets.capabilities import RuntimeRules, WrittenByConverter
 from quantkit.quantization.workflow.options import DEFAULT_TARGET, Options
+from quantkit.runtimes import AUTO, find_runtime
 
 
 def choose_scheme(options: Options) -> Scheme:
@@ -33,14 +37,24 @@ def choose_scheme(options: Options) -> Scheme:
     if options.weights_only:
         scheme = scheme.with_(weights_only=True)
     if options.plan is None:
-        scheme = find_target(scheme.target).suit_scheme(scheme, options.runtime)
-    if options.reduce_range and not find_target(scheme.target).multiplies_u8_by_s8:
-        others = [target.name for target in targets().values() if target.multiplies_u8_by_s8]
+        scheme = _suit_runtime(scheme, options.runtime)
+    if options.reduce_range and not multiplies_u8_by_s8(find_target(scheme.target)):
+        others = [target.name for target in targets().values() if multiplies_u8_by_s8(target)]
         raise UsageError(
             f"--reduce-range needs --target {' or '.join(others)}; {scheme.target} defines its weight range",
             hint="omit it",
         )
     return scheme.with_(saturation=REDUCE_RANGE) if options.reduce_range else scheme
+
+
+def _suit_runtime(scheme: Scheme, runtime: str) -> Scheme:
+    """Return a scheme with the options that suit the kernels of a runtime."""
+    target = find_target(scheme.target)
+    if runtime == AUTO or "runtime" in target.fixed or not isinstance(target, RuntimeRules):
+        return scheme
+    if runtime in target.runtimes:
+        scheme = scheme.with_(runtime=runtime)
+    return scheme.with_(float_outputs=True) if find_runtime(runtime).fuses_float_ops else scheme
 
 
 def choose_plan(
@@ -60,8 +74,10 @@ def choose_plan(
     """
     plan = options.stated_plan
     if plan is None:
-        slow_nodes = {} if scheme.weights_only else find_target(scheme.target).slow_nodes(graph, options.runtime)
-        slow = as_decisions(slow_nodes, COST)
+        target = find_target(scheme.target)
+        slow = {}
+        if isinstance(target, RuntimeRules) and not scheme.weights_only:
+            slow = as_decisions(target.slow_nodes(graph, options.runtime), COST)
         if trained:
             scheme = scheme.with_(bias_correction=False)  # training has corrected the biases
         only_trained = trained and options.calibration is None and not scheme.weights_only
@@ -99,7 +115,9 @@ def check_plan(graph: Graph, plan: Plan) -> None:
         GraphError: the plan does not fit the graph.
         UnavailableError: an op has no form in the target.
     """
-    find_target(plan.scheme.target).check_form(convert_uncalibrated(graph, plan))
+    quantized, target = convert_uncalibrated(graph, plan), find_target(plan.scheme.target)
+    if isinstance(target, WrittenByConverter):
+        target.check_form(quantized)
 
 
 def convert_uncalibrated(graph: Graph, plan: Plan) -> Graph:
@@ -108,11 +126,10 @@ def convert_uncalibrated(graph: Graph, plan: Plan) -> Graph:
     Raises:
         GraphError, UnavailableError: see `check_plan`.
     """
-    target = find_target(plan.scheme.target)
     if plan.scheme.weights_only:
-        return target.store_weights(graph, plan)
+        return with_int8_weights(graph, plan)
     try:
-        return target.convert(graph, plan, uncalibrated_ranges(plan))
+        return find_target(plan.scheme.target).convert(graph, plan, uncalibrated_ranges(plan))
     except QuantkitError:
         raise
     except Exception as error:

@@ -25,7 +25,8 @@ from quantkit.quantization import Scheme, prepare
 from quantkit.quantization.annotation import TargetGraph
 from quantkit.quantization.calibration.trained_ranges import extract_ranges
 from quantkit.quantization.ranges import Range, graph_digest
-from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets import Target, find_target
+from quantkit.quantization.targets.base import keeps_float16, splits_patterns
 from quantkit.quantization.workflow.options import FLOAT16, FLOAT32, ORIGINAL, Options, read_recipe
 from quantkit.recipes import Recipe, parse
 from quantkit.recipes import run as run_recipe
@@ -44,6 +45,10 @@ IMAGE_RANK = 4
 # Range of the images of a uint8 input.
 UINT8 = Range(0.0, 255.0)
 FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
+# Transforms before folding, which turn composite layers into one op; those of dilated layers, then the others.
+DILATED_RECIPE, LAYER_RECIPE = "flatten_atrous_conv", "flatten_products simplify_arithmetic"
+# Transforms after folding: exact in float, they make int8 faster.
+REWRITE_RECIPE = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape) fold_constants(copies=true)"
 
 
 def load_float_model(options: Options) -> Model:
@@ -156,7 +161,7 @@ def _join(model: Model, traces: list[Trace]) -> Trace | None:
 def find_float_parts(model: Model, options: Options, scheme: Scheme) -> str:
     """Return the type of the ops that are not quantized: float32 if a file cannot keep the original one."""
     target = find_target(scheme.target)
-    keeps_types = target.runs_float16 and target.dialect == model.graph.dialect
+    keeps_types = keeps_float16(target) and target.dialect == model.graph.dialect
     return options.float_parts if keeps_types or options.float_parts != ORIGINAL else FLOAT32
 
 
@@ -185,7 +190,7 @@ def _suit_runtime(graph: Graph, options: Options, scheme: Scheme) -> Graph:
     prepared = prepare(graph, scheme)
     if scheme.weights_only or scheme.keep_float:
         return prepared
-    graph = find_target(scheme.target).fuse_for(prepare(graph, scheme, runtime=options.runtime), options.runtime)
+    graph = prepare(graph, scheme, runtime=options.runtime)
     plan = options.stated_plan
     return graph if plan is None or plan.graph == graph_digest(graph) else prepared
 
@@ -277,10 +282,15 @@ def _choose_recipe(model: Model, graph: Graph, options: Options, scheme: Scheme)
     index = next((index for index, step in enumerate(base.steps) if step.name in FOLDING), len(base.steps))
     is_channels_first = any(node.attrs.get("data_format") == b"NCHW" for node in graph.nodes.values())
     layout = parse("convert_layout(to=NHWC)").steps if is_channels_first else ()
-    steps = (*base.steps[:index], *layout, *parse(target.layer_recipe).steps, *base.steps[index:])
+    steps = (*base.steps[:index], *layout, *layer_recipe(target).steps, *base.steps[index:])
     supported = names_for(graph.dialect)
-    steps = (*steps, *parse(target.rewrite_recipe).steps)
+    steps = (*steps, *parse(REWRITE_RECIPE).steps)
     return replace(base, steps=tuple(step for step in steps if step.name in supported))
+
+
+def layer_recipe(target: Target) -> Recipe:
+    """Return the transforms before folding; the classic ops have no dilations, so that their layers stay composite."""
+    return parse(LAYER_RECIPE if splits_patterns(target) else f"{DILATED_RECIPE} {LAYER_RECIPE}")
 
 
 def _fold_preprocessing(model: Model, graph: Graph, options: Options) -> Graph:

@@ -17,6 +17,9 @@ from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.portability import certify
 from quantkit.quantization.report import AccuracyReport, Latency, QuantizationReport
 from quantkit.quantization.report.census import census, executed_int8_fractions
+from quantkit.quantization.targets.advice import advise_threads
+from quantkit.quantization.targets.base import multiplies_u8_by_s8
+from quantkit.quantization.targets.capabilities import KernelChecks
 from quantkit.quantization.workflow.accuracy import try_measure_accuracy
 from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibrated_model import calibrate_model
@@ -37,7 +40,6 @@ from quantkit.quantization.workflow.preparation import load_float_model
 from quantkit.quantization.workflow.result import QuantizationResult
 from quantkit.quantization.workflow.trained_model import TrainedModel, convert_trained_model
 from quantkit.quantization.workflow.trials import Trials
-from quantkit.runtimes import find_runtime
 
 
 @public
@@ -108,9 +110,10 @@ def _write_and_measure(
     """Write the quantized model, check it, and measure accuracy and latency; return the metadata with the receipt."""
     doubts = find_doubts(model, reference, conversion.ranges.provenance)
     with temporary_folder() as folder:
-        if conversion.needs_host_check:
+        target = conversion.target
+        if isinstance(target, KernelChecks) and not conversion.plan.scheme.weights_only:
             options.on_progress(Progress("checking the kernels of this host", 0))
-            conversion.check_on_host(next(iter(reference.feeds), {}))
+            conversion.check_on_host(target, next(iter(reference.feeds), {}))
         options.on_progress(Progress("writing the model", 0))
         file = folder / f"quantized{conversion.target.suffixes[0]}"
         if options.file is not None and conversion.whole is None:
@@ -167,8 +170,7 @@ def _report(
     """Return the report without the latency."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
     target = conversion.target
-    threads = "as for the float model" if plan.scheme.weights_only else target.thread_advice
-    titles = " and ".join(find_runtime(name).title for name in target.runtimes)
+    threads = "as for the float model" if plan.scheme.weights_only else advise_threads(target, count_cores())
     counts = census(graph, plan, conversion.quantized, samples)
     if not plan.scheme.weights_only:
         runtime, int8_nodes = accuracy.runtime, accuracy.int8_nodes
@@ -185,11 +187,11 @@ def _report(
         counts,
         num_bytes=measure_size(file, conversion.quantized),
         float_num_bytes=measure_size(model.path, model.graph),
-        threads=threads.format(cores=count_cores(), runtimes=titles),
+        threads=threads,
         accuracy=accuracy,
         fallback=fallback,
         fallback_precision=options.fallback,
         max_drop=options.max_drop,
         preprocessing=ranges.provenance.preprocessing,
-        portability=certify(conversion.quantized) if target.multiplies_u8_by_s8 else None,
+        portability=certify(conversion.quantized) if multiplies_u8_by_s8(target) else None,
     )

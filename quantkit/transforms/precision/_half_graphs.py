@@ -57,7 +57,7 @@ def convert_to_half(
     Args:
         graph: graph of either dialect.
         dtype: 16-bit type.
-        keep: names and op types of nodes that stay float32.
+        keep: names of the nodes that stay float32.
         reason_against: function that returns the reason why a constant cannot be 16 bits; empty if
             it can.
     """
@@ -131,7 +131,7 @@ class _HalfConversion:
             self.half.add(name)
 
     def _keep_reason(self, node: Node) -> str:
-        return "listed in keep" if self.keep & {node.name, node.op} else ""
+        return "listed in keep" if node.name in self.keep else ""
 
     def _reason(self, node: Node, edges: list[Edge]) -> str:
         """Return the reason why a node stays float32; empty if no skip is needed."""

@@ -4,6 +4,7 @@ float16:   11-bit significand, up to 65504       relative rounding error <= 2^-1
 bfloat16:   8-bit significand, up to 3.4e38      relative rounding error <= 2^-9
 """
 
+from collections.abc import Collection
 from functools import partial
 from typing import Literal
 
@@ -20,7 +21,7 @@ from quantkit.transforms.precision._half_graphs import convert_to_half
 from quantkit.transforms.precision._retyping import OTHER_FLOATS, convert_tensor, find_types, restore_half, widen
 from quantkit.transforms.registry import transform
 
-__all__ = ["OTHER_FLOATS", "convert_precision", "find_types", "restore_half"]
+__all__ = ["OTHER_FLOATS", "convert_precision", "find_types", "narrow_ops", "restore_half"]
 
 TYPES = {"float16": DType.HALF, "bfloat16": DType.BFLOAT16}
 # Maximum error of a tensor relative to its norm. Rounding alone causes at most half of it;
@@ -88,14 +89,30 @@ def convert_precision(
                 f"convert_precision: keep={name} is neither a node nor an op type",
                 hint=did_you_mean(name, (*graph.nodes, *graph.op_counts)) or "quantkit summarize lists the op types",
             )
+    names = frozenset(node.name for node in graph.nodes.values() if not {node.name, node.op}.isdisjoint(keep))
     if weights_only:
-        return _convert_weights(dtype, graph, frozenset(keep), minimum_size)
+        return _convert_weights(dtype, graph, names, minimum_size)
     if graph.dialect != "tensorflow" and dtype is DType.BFLOAT16:
         raise GraphError(
             f"cannot compute a graph of {graph.dialect} ops in {to}: the runtimes of ONNX files have no kernels for it",
             hint="use float16 or weights_only=true, or convert the TensorFlow graph from which the file was exported",
         )
-    return convert_to_half(graph, dtype, frozenset(keep), partial(reason_against, dtype=dtype))
+    return _convert_ops(graph, dtype, names)
+
+
+def narrow_ops(graph: Graph, to: str, keep: Collection[str]) -> Graph:
+    """Return the graph with all ops in 16 bits that have such a form, as `convert_precision` without ``weights_only``.
+
+    Args:
+        graph: graph of either dialect.
+        to: ``float16``, or ``bfloat16`` for a TensorFlow graph.
+        keep: names of the nodes that stay float32, with their constants.
+    """
+    return _convert_ops(graph, TYPES[to], frozenset(keep)).graph
+
+
+def _convert_ops(graph: Graph, dtype: DType, keep: frozenset[str]) -> Outcome:
+    return convert_to_half(graph, dtype, keep, partial(reason_against, dtype=dtype))
 
 
 def reason_against(tensor: Tensor, dtype: DType) -> str:
@@ -140,8 +157,8 @@ def _convert_weights(dtype: DType, graph: Graph, keep: frozenset[str], minimum_s
 
 def _keep_reason(graph: Graph, node: Node, keep: frozenset[str]) -> str:
     """Return the reason if a constant or one of its consumers is listed in ``keep``, else empty."""
-    consumers = [use.node for use in graph.node_uses.get(node.name, ()) if use.slot >= 0] if keep else []
-    if keep & {node.name, *(consumer.name for consumer in consumers), *(consumer.op for consumer in consumers)}:
+    consumers = [use.node.name for use in graph.node_uses.get(node.name, ()) if use.slot >= 0] if keep else []
+    if not keep.isdisjoint((node.name, *consumers)):
         return "the constant or a consumer is listed in keep"
     return ""
 

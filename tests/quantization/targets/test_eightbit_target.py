@@ -7,6 +7,7 @@ from quantkit.model import load
 from quantkit.ops.kernels import KERNELS
 from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, convert
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.advice import warn_of_ranges
 from quantkit.recipes import parse, run
 from quantkit.runtimes import open_session
 
@@ -110,6 +111,6 @@ def test_depthwise_layers_come_with_a_warning(digits: Graph) -> None:
         """
     ).with_endpoints(["x"], ["y"])
     target = find_target("eightbit")
-    (warning,) = target.warnings(depthwise, annotate(depthwise, SCHEME))
+    warning = warn_of_ranges(target, depthwise, annotate(depthwise, SCHEME))
     assert "depthwise layers (1 here): --target tensorflow" in warning
-    assert target.warnings(digits, annotate(digits, SCHEME)) == ()
+    assert warn_of_ranges(target, digits, annotate(digits, SCHEME)) == ""

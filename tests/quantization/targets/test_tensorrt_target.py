@@ -21,6 +21,7 @@ from quantkit.quantization.targets import find_target
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.quantization.targets.tensorrt import builder
 from quantkit.quantization.targets.tensorrt.check import examine, find_int8_layers
+from quantkit.quantization.targets.tensorrt.float16 import narrow_floats
 from quantkit.quantization.workflow.planning import uncalibrated_ranges
 from quantkit.summary import summarize
 from quantkit.transforms._names import rename_nodes
@@ -332,7 +333,7 @@ def test_the_builder_makes_int8_kernels_of_the_planned_layers() -> None:
 @pytest.mark.engine
 @needs_builder
 def test_float16_in_the_file_leaves_the_int8_kernels() -> None:
-    half = find_target("tensorrt").narrow_floats(quantize(FLOAT.replace("Relu(sum)", "HardSwish(sum)"))[1])
+    half = narrow_floats(quantize(FLOAT.replace("Relu(sum)", "HardSwish(sum)"))[1])
     assert find_types(half)[Edge("relu2")] is DType.HALF
     build = summarize(half, target="tensorrt", check_build=True).build
     assert build is not None

@@ -14,6 +14,7 @@ from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization import Plan, Scheme, annotate, prepare
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.targets import find_target
+from quantkit.quantization.targets.advice import warn_of_ranges
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.tensorrt.check import examine
 from quantkit.quantization.targets.tensorrt.zero_points import fold_zero_points
@@ -140,16 +141,16 @@ def test_padding_of_unknown_width_takes_no_zero_point() -> None:
 
 
 def test_other_activations_are_rejected() -> None:
-    with pytest.raises(UsageError, match="requires int8 activations, not 'quint8 affine'"):
+    with pytest.raises(UsageError, match="requires activations.dtype = 'qint8', not 'quint8'"):
         Scheme.for_target("tensorrt", activations="quint8 affine")
 
 
 def test_the_loss_of_half_of_the_levels_is_stated() -> None:
     target = find_target("tensorrt")
-    (warning,) = target.warnings(*plan_of(PADDED["relu"]))
+    warning = warn_of_ranges(target, *plan_of(PADDED["relu"]))
     assert warning.startswith("1 tensors without negative values have half of the levels")
     assert "a loss of 6.05 dB each" in warning
-    assert target.warnings(*plan_of(PADDED["relu"], "qint8 affine")) == ()
+    assert warn_of_ranges(target, *plan_of(PADDED["relu"], "qint8 affine")) == ""
 
 
 @pytest.mark.engine

@@ -14,11 +14,12 @@ from quantkit.convert.onnx_to_tensorflow import as_tensorflow
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.roles import find_roles
-from quantkit.quantization import Scheme, annotate
+from quantkit.quantization import Scheme
 from quantkit.quantization.precision.decision import Decision
-from quantkit.quantization.targets import find_target, targets
+from quantkit.quantization.report.census import census
+from quantkit.quantization.targets import targets
 from quantkit.quantization.workflow.options import Options
-from quantkit.quantization.workflow.planning import convert_uncalibrated
+from quantkit.quantization.workflow.planning import choose_plan, convert_uncalibrated
 from quantkit.quantization.workflow.preparation import load_float_model, prepare_float_graph
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
@@ -44,9 +45,9 @@ def decide(source: Any, target: str) -> dict[str, Any]:
     options = Options(source, target=target)
     scheme = Scheme.for_target(target)
     float_model = prepare_float_graph(load_float_model(options), options, scheme, None)
-    graph, registered = float_model.graph, find_target(target)
-    plan = annotate(graph, float_model.scheme, float_nodes=registered.slow_nodes(graph, options.runtime))
-    boundaries = registered.count_boundaries(graph, plan, plan.float_fallbacks, convert_uncalibrated(graph, plan))
+    graph = float_model.graph
+    plan = choose_plan(options, graph, float_model.scheme)
+    boundaries = census(graph, plan, convert_uncalibrated(graph, plan)).boundaries
     layers = find_roles(graph).layer_ops
 
     def count(names: Any) -> Counter[str]:

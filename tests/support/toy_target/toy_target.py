@@ -10,12 +10,10 @@ class SimulatedTarget(Target):
     """Frozen TensorFlow graph with a FakeQuantWithMinMaxVars after every quantized edge."""
 
     name = "simulated"
-    title = "float graph that simulates int8"
     dialect = "tensorflow"
     suffixes = (".pb", ".pbtxt")
     runtimes = ("reference", "tensorflow")
     fixed = ("activations", "signed_activations")
-    slow_reason = "all arithmetic is in float"
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         plan.require_ranges(ranges)

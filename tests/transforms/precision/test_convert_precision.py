@@ -21,7 +21,7 @@ from quantkit.ops.kernels import evaluate
 from quantkit.recipes import parse, run
 from quantkit.runtimes import find_runtime, open_session
 from quantkit.transforms.precision._half_graphs import COMPUTE_OPS, MOVEMENT_OPS
-from quantkit.transforms.precision.convert_precision import convert_precision, find_types
+from quantkit.transforms.precision.convert_precision import convert_precision, find_types, narrow_ops
 
 Floats = npt.NDArray[np.float32]
 IMAGES = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
@@ -79,6 +79,19 @@ def test_unknown_options_are_rejected() -> None:
     with pytest.raises(RecipeError, match="keep=weihgts"):
         convert_precision(graph, keep=("weihgts",))
     convert_precision(graph, keep=("Softmax",))  # an op type that is not in this graph
+
+
+def test_kept_nodes_are_names_and_no_op_types() -> None:
+    nodes = [
+        placeholder((1, 2)),
+        Node("Relu", "Tanh", (Edge("x"),), attrs={"T": DType.FLOAT}),
+        Node("y", "Relu", (Edge("Relu"),), attrs={"T": DType.FLOAT}),
+    ]
+    graph = Graph.of(nodes, ["x"], ["y"])
+    narrowed = narrow_ops(graph, "float16", {"Relu"})
+    assert [node.op for node in narrowed.nodes.values() if node.attrs.get("T") is DType.HALF] == ["Relu"]
+    other = convert_precision(graph, to="float16", weights_only=False, keep=("Relu",))
+    assert not any(node.attrs.get("T") is DType.HALF for node in other.nodes.values())
 
 
 def test_onnx_graphs_compute_in_half_precision_between_casts() -> None:

@@ -8,8 +8,8 @@ from quantkit.ops.roles.onnx import GATE_OPS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets.base import Target
+from quantkit.quantization.targets.capabilities import RuntimeRules
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.onnx.attention import find_attention
 from quantkit.quantization.targets.onnx.blocks import arrange_blocks
@@ -17,7 +17,6 @@ from quantkit.quantization.targets.onnx.channel_shuffles import replace_shuffles
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
-from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
 from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
@@ -39,29 +38,16 @@ REWRITES = {
 FLOAT_GATE = "the runtime fuses a float SiLU or HardSwish with the convolution before it"
 
 
-class OnnxTarget(Target):
+class OnnxTarget(Target, RuntimeRules):
     """ONNX models with QuantizeLinear and DequantizeLinear pairs."""
 
     name = "onnx"
-    title = "ONNX model with QuantizeLinear and DequantizeLinear"
     dialect = "onnx"
     suffixes = (".onnx",)
     runtimes: tuple[str, ...] = ("openvino", "onnxruntime")
-    keeps_endpoints = True
-    multiplies_u8_by_s8 = True
-    runs_bfloat16 = True
-    runs_float16 = True
-    gpu_advice = "for NVIDIA GPUs, use --target tensorrt: TensorRT refuses this file, or clips its uint8 values"
 
     def prepare(self, graph: Graph, runtime: str) -> Graph:
-        return lower_layers(raise_opset(graph), splits_kernels=not _transposes_convolutions(runtime))
-
-    def suit_scheme(self, scheme: Scheme, runtime: str) -> Scheme:
-        if runtime in self.runtimes:
-            scheme = scheme.with_(runtime=runtime)
-        return scheme.with_(float_outputs=True) if _fuses_float_ops(runtime) else scheme
-
-    def fuse_for(self, graph: Graph, runtime: str) -> Graph:
+        graph = lower_for(graph, runtime)
         has_ops = runtime != AUTO and DOMAIN in find_runtime(runtime).op_domains
         return fuse_gates(arrange_blocks(graph)) if has_ops else graph
 
@@ -82,12 +68,11 @@ class OnnxTarget(Target):
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
         return native.edge_parameters(graph, plan, ranges)
 
-    def unrounded_edges(self, graph: Graph, plan: Plan, runtime: str) -> frozenset[Edge]:
-        return find_unrounded(graph, plan) if _fuses_float_ops(runtime) else frozenset()
 
-
-def _transposes_convolutions(runtime: str) -> bool:
-    return runtime != AUTO and find_runtime(runtime).transposes_convolutions
+def lower_for(graph: Graph, runtime: str) -> Graph:
+    """Return a float graph of a later opset, without layers that a runtime has no int8 kernel for."""
+    transposes_convolutions = runtime != AUTO and find_runtime(runtime).transposes_convolutions
+    return lower_layers(raise_opset(graph), splits_kernels=not transposes_convolutions)
 
 
 def _fuses_float_ops(runtime: str) -> bool:

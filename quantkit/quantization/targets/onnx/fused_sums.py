@@ -8,15 +8,19 @@ one is fused.
 
 from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization.plan import Plan
+from quantkit.runtimes import AUTO, find_runtime
 
 
-def find_unrounded(graph: Graph, plan: Plan) -> frozenset[Edge]:
+def find_unrounded(graph: Graph, plan: Plan, runtime: str) -> frozenset[Edge]:
     """Return the quantized outputs of convolutions that are added before they are rounded.
 
     Args:
         graph: float graph.
         plan: plan of ``graph``.
+        runtime: name of the runtime; ``auto`` for the quantized graph as it is written.
     """
+    if runtime == AUTO or not find_runtime(runtime).fuses_float_ops:
+        return frozenset()
     layers = {pattern.inner or pattern.output: graph[pattern.layer].op for pattern in plan.patterns}
     candidates = {
         edge

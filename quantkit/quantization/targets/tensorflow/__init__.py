@@ -10,7 +10,7 @@ at the lowest value of the range instead of at 0. Only padding needs the quantiz
 shifted tensors are padded before the layer.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from quantkit.ir.graph import Edge, Graph, Node
@@ -21,7 +21,8 @@ from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.spec import AFFINE, UNSIGNED
-from quantkit.quantization.targets.base import BFLOAT16, FLOAT, Target, count_conversion_nodes
+from quantkit.quantization.targets.base import Target
+from quantkit.quantization.targets.capabilities import KernelChecks
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
 from quantkit.quantization.targets.tensorflow.fused_patterns import add_pattern
 from quantkit.quantization.targets.tensorflow.graph_builder import GraphBuilder
@@ -77,14 +78,12 @@ def _build(graph: Graph, plan: Plan, ranges: Ranges) -> GraphBuilder:
     return builder
 
 
-class TensorFlowTarget(Target):
+class TensorFlowTarget(Target, KernelChecks):
     """Frozen graphs of the fused oneDNN ops of TensorFlow."""
 
     name = "tensorflow"
-    title = "frozen graph of TensorFlow's fused oneDNN ops"
     dialect = "tensorflow"
     suffixes = (".pb", ".pbtxt")
-    writes_folders = True
     runtimes = ("tensorflow",)
     defaults = MappingProxyType(
         {
@@ -97,12 +96,6 @@ class TensorFlowTarget(Target):
         }
     )
     fixed = ("activations", "signed_activations")
-    multiplies_u8_by_s8 = True
-    has_host_check = True
-    fallback_precisions = (FLOAT, BFLOAT16)
-    runs_bfloat16 = True
-    runs_float16 = True
-    thread_advice = "intra-op 1 and inter-op as many as cores: --intra-op 1 --inter-op {cores}"
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         return convert(graph, plan, ranges)
@@ -122,22 +115,14 @@ class TensorFlowTarget(Target):
     def missing_kernels(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
         return missing_kernels(graph, plan, ranges)
 
-    def check(
-        self,
-        graph: Graph,
-        plan: Plan,
-        ranges: Ranges,
-        quantized: Graph,
-        feeds: Mapping[str, Array] = MappingProxyType({}),
+    def check_host(
+        self, graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph, feeds: Mapping[str, Array]
     ) -> None:
         check_on_this_host(graph, plan, ranges, quantized, feeds)
 
     def session_options(self, cores: int) -> SessionOptions:
         """Return options for many small ops: parallel ops are faster than parallel kernels."""
         return SessionOptions(intra_op=1, inter_op=cores)
-
-    def count_boundaries(self, graph: Graph, plan: Plan, fallbacks: Collection[str], quantized: Graph) -> int:
-        return count_conversion_nodes(quantized)
 
 
 def _objection_to_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
