@@ -20,7 +20,7 @@ from quantkit.progress import Progress
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import SessionOptions
 
-QUICK = ("--runs", "6", "--warmup", "1", "-q")
+QUICK = ("--runs", "6", "--warmup", "1", "--processes", "1", "-q")
 # Keys of the JSON document whose values differ from call to call.
 MEASURED = ("seconds", "warmup_seconds", "summary", "comparison", "started", "load", "calls_per_sample")
 MEASURED += ("fastest", "rivals", "call_seconds", "load_seconds", "first_call_seconds", "peak_bytes")
@@ -95,7 +95,7 @@ def test_each_precision_has_a_row(tiny_model: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.engine
 def test_table_contains_other_precisions(tiny_model: Path) -> None:
-    result = benchmark([tiny_model], "openvino", precision=("float32", "bfloat16"), runs=1, warmup=1)
+    result = benchmark([tiny_model], "openvino", precision=("float32", "bfloat16"), runs=1, warmup=1, processes=1)
     if result.failures:
         pytest.skip(result.failures[0].reason)
     lines = str(result).splitlines()
@@ -242,7 +242,7 @@ def test_ctrl_c_prints_and_saves_finished_rounds(
 
 
 def test_library_accepts_graphs_and_files(tiny_model: Path) -> None:
-    result = benchmark([tiny_graph(), tiny_model], "reference", runs=4, warmup=1, batch=2)
+    result = benchmark([tiny_graph(), tiny_model], "reference", runs=4, warmup=1, processes=1, batch=2)
     assert [row.label for row in result.rows] == ["graph of 4 nodes", "tiny.pb"]
     assert all(measurement.context.inputs == {"x": "float 2x4"} for measurement in result.measurements)
 
@@ -253,7 +253,9 @@ def test_library_accepts_models_of_both_dialects(tiny_model: Path, tmp_path: Pat
     pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
     converted = loaded.with_graph(to_onnx_graph(loaded.graph))
     converted.save(tmp_path / "other.onnx")
-    result = benchmark([loaded, converted, f"{tmp_path}/other.onnx@onnxruntime"], "onnxruntime", runs=1, warmup=1)
+    result = benchmark(
+        [loaded, converted, f"{tmp_path}/other.onnx@onnxruntime"], "onnxruntime", runs=1, warmup=1, processes=1
+    )
     assert not result.failures
     assert [row.label for row in result.rows] == ["tiny.pb #1", "tiny.pb #2", "other.onnx"]
     assert len({measurement.context.digest for measurement in result.measurements}) >= 2
@@ -280,7 +282,7 @@ def test_library_and_command_give_the_same_document(
     models = [f"{tiny_model}@reference", f"{other_model}@reference"]
     assert quantkit(*models, "--json", "--batch", "1", "--seed", "3", *QUICK) == 0
     document = json.loads(capsys.readouterr().out)
-    result = qk.benchmark(models, batch=1, seed=3, runs=6, warmup=1)
+    result = qk.benchmark(models, batch=1, seed=3, runs=6, warmup=1, processes=1)
     assert without_measured_values(json.loads(json.dumps(result.to_json()))) == without_measured_values(document)
     assert set(MEASURED) <= keys_of(document)
 
