@@ -4,11 +4,12 @@
 
 The networks are those of `support/portable_networks.py`. Each is quantized on the same samples: ``cpu`` for the target
 ``onnx``, ``gpu`` for ``tensorrt``, and ``half`` is ``gpu`` with float16 for the float layers. The SQNR to the float
-model is that of ONNX Runtime on the CPU. ``edges`` compares the SQNR of each tensor that both targets quantize: the
-loss of the target ``tensorrt``, and the loss that follows from the quantization steps alone, 20 log10 of their ratio.
+model is that of ONNX Runtime on the CPU.
 With --observers, the first samples are quantized without trials instead: with the ranges of each observer, and in each
 number format: ``cpu`` is the target ``onnx``, ``padded`` has zero points of all tensors, with Pad ops before padded
-convolutions (activations ``qint8 affine`` in the scheme).
+convolutions (activations ``qint8 affine`` in the scheme). ``edges`` compares the SQNR of each tensor that both targets
+quantize: the loss of the target ``tensorrt``, and the loss that follows from the quantization steps alone, 20 log10 of
+their ratio.
 
 With TensorRT-RTX 1.7.1.116, the float file and the files of the target are compiled: the report counts the planned int8
 layers that are int8 kernels, and the layers about which `summarize --for tensorrt` and the compiled program agree. No
@@ -38,14 +39,16 @@ from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # 
 import quantkit as qk  # noqa: E402
 from quantkit import formats  # noqa: E402
 from quantkit.errors import UnavailableError, UsageError  # noqa: E402
-from quantkit.ir.graph import Graph  # noqa: E402
-from quantkit.quantization import Scheme, annotate, calibrate, convert, prepare  # noqa: E402
+from quantkit.ir.graph import Edge, Graph  # noqa: E402
+from quantkit.quantization import Scheme, annotate, calibrate, prepare  # noqa: E402
 from quantkit.quantization.annotation import in_target_dialect  # noqa: E402
-from quantkit.quantization.parameters import QuantizationParameters  # noqa: E402
+from quantkit.quantization.calibration import open_calibration_session  # noqa: E402
+from quantkit.quantization.calibration.observation import tensor_name  # noqa: E402
 from quantkit.quantization.targets import find_target  # noqa: E402
 from quantkit.quantization.targets.finding import Build, Finding  # noqa: E402
 from quantkit.quantization.targets.tensorrt import SIGNED_LEVELS, UNSIGNED_LEVELS  # noqa: E402
 from quantkit.quantization.targets.tensorrt.zero_points import AFFINE  # noqa: E402
+from quantkit.quantization.workflow.conversion import Conversion  # noqa: E402
 from quantkit.quantization.workflow.options import FLOAT16  # noqa: E402
 from quantkit.quantization.workflow.result import QuantizationResult  # noqa: E402
 
@@ -80,46 +83,85 @@ def quantize(network: SavedNetwork, target: str, path: Path) -> QuantizationResu
     return qk.quantize(network.path, network.samples, target=target, output=path, **network.options(target))
 
 
-def convert_with(network: SavedNetwork, build: Path, target: str = TARGET, **fields: str) -> float:
-    """Return the SQNR of the first samples of a file of a target, without trials of alternatives.
+def calibrate_for(network: SavedNetwork, target: str = TARGET, **fields: str) -> Conversion:
+    """Return the conversion of a network for a target, without trials of alternatives.
 
     Args:
         network: float model with samples.
-        build: folder of the files.
         target: name of the target.
         **fields: fields of the scheme.
     """
-    network = replace(network, samples=network.samples[:NUM_OBSERVED])
     scheme = Scheme.for_target(target, keep_float=network.keep_float, **fields)
     graph = prepare(qk.transform(qk.load(network.path), "inference").graph, scheme)
     plan = annotate(graph, scheme, float_nodes=find_target(target).slow_nodes(graph, "auto"))
     names = [str(edge) for edge in graph.inputs]
     ranges = calibrate(graph, plan, [rename_feeds(sample, names) for sample in network.samples])
-    path = build / f"{network.path.name.split('.')[0]}.tried.onnx"
-    formats.save(convert(graph, plan, ranges), path)
-    return float(sqnr(run_model(network.path, network), run_model(path, network)))
+    return Conversion(graph, plan, ranges.merge_groups(plan.groups))
 
 
-def compare_edges(cpu: QuantizationResult, gpu: QuantizationResult) -> dict[str, dict[str, list[float]]]:
+def compare_edges(network: SavedNetwork, *pair: Conversion) -> dict[str, dict[str, list[float]]]:
     """Return the measured loss and the loss by the steps of each edge that both targets quantize, in dB.
 
-    The edges with negative values are ``signed``, those of symmetric values without a zero point ``symmetric``.
+    The edges with negative values are ``signed``, those of symmetric values without a zero point ``symmetric``. The
+    values are those of the float model for the samples of the calibration, rounded with the parameters of each file.
+
+    Args:
+        network: float model with samples.
+        *pair: conversions for the target ``onnx`` and for ``tensorrt``.
     """
+    cpu, gpu = pair
+    parameters = [each.target.edge_parameters(each.graph, each.plan, each.ranges) for each in pair]
+    edges = parameters[0].keys() & parameters[1].keys()
+    powers = measure_edges(network, gpu, edges & {*gpu.plan.edges}, parameters)
+    powers |= measure_edges(network, cpu, edges & {*cpu.plan.edges} - powers.keys(), parameters)
     losses: dict[str, dict[str, list[float]]] = {}
-    for edge, spec in gpu.plan.activations.items():
-        steps, ratios = [], []
-        for result in (cpu, gpu):
-            if edge in result.ranges.sqnr and edge in result.plan.activations:
-                limits = result.plan.activations[edge]
-                steps.append(float(QuantizationParameters.of_range(limits, result.ranges[edge]).scale))
-                ratios.append(result.ranges.sqnr[edge])
-        if len(steps) == 2 and np.isfinite(ratios).all():
-            kind = "symmetric" if spec.symmetric else "affine"
-            kind += " signed" if gpu.ranges.extremes.get(edge, gpu.ranges[edge]).low < 0 else " unsigned"
-            rows = losses.setdefault(kind, {"measured": [], "steps": []})
-            rows["measured"].append(round(ratios[0] - ratios[1], 3))
-            rows["steps"].append(round(20 * float(np.log10(steps[1] / steps[0])), 3))
+    for edge in (edge for edge in gpu.plan.activations if edge in powers and powers[edge].all()):
+        steps = [float(each[edge].scale) for each in parameters]
+        kind = "symmetric" if gpu.plan.activations[edge].symmetric else "affine"
+        kind += " signed" if gpu.ranges.extremes.get(edge, gpu.ranges[edge]).low < 0 else " unsigned"
+        rows = losses.setdefault(kind, {"measured": [], "steps": []})
+        for key, (first, second) in (("measured", np.sqrt(powers[edge])), ("steps", steps)):
+            rows[key].append(round(20 * float(np.log10(second / first)), 3))
     return losses
+
+
+def measure_edges(
+    network: SavedNetwork, source: Conversion, edges: set[Edge], parameters: list[Any]
+) -> dict[Edge, Any]:
+    """Return the power of the errors of the values of edges with each of the parameters, (2,)."""
+    graph, powers = source.graph, {edge: np.zeros(len(parameters)) for edge in edges}
+    with open_calibration_session(graph, source.plan, "auto") as session:
+        names = [info.name for info in session.inputs]
+        for sample in network.samples:
+            feeds = rename_feeds(sample, names)
+            values = {**feeds, **session.run(feeds)}
+            for edge, sums in powers.items():
+                exact = values[tensor_name(graph, edge)]
+                errors = [(exact - each[edge].fake_quantize(exact)).astype(np.float64) for each in parameters]
+                sums += [float((error**2).sum()) for error in errors]
+    return powers
+
+
+def compare_formats(network: SavedNetwork, build: Path, name: str) -> dict[str, Any]:
+    """Return the figures of the first samples without trials, by observer and by format; edges on all samples."""
+    edges = compare_edges(network, calibrate_for(network, "onnx"), calibrate_for(network))
+    network = replace(network, samples=network.samples[:NUM_OBSERVED])
+    expected, path = run_model(network.path, network), build / f"{name}.tried.onnx"
+
+    def loss(conversion: Conversion) -> float:
+        conversion.write(path)
+        return float(sqnr(expected, run_model(path, network)))
+
+    others = {observer: loss(calibrate_for(network, observer=observer)) for observer in OBSERVERS[1:]}
+    values = {"cpu": loss(calibrate_for(network, "onnx")), "gpu": loss(calibrate_for(network))}
+    values["padded"] = loss(calibrate_for(network, activations=str(AFFINE)))
+    padded = compile_graph(qk.load(path).graph, {edge: array.shape for edge, array in network.samples[0].items()})
+    return {
+        "observers": {OBSERVERS[0]: values["gpu"], **others},
+        "formats": values,
+        "padded": build_of(padded),
+        "edges": edges,
+    }
 
 
 def compile_graph(graph: Graph, samples: dict[str, tuple[int, ...]]) -> Build:
@@ -140,18 +182,13 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
 
     if observers:
         try:
-            observed = {observer: convert_with(network, build, observer=observer) for observer in OBSERVERS}
-            values = {"cpu": convert_with(network, build, "onnx"), "gpu": observed[OBSERVERS[0]]}
-            values["padded"] = convert_with(network, build, activations=str(AFFINE))
-            padded = compile_graph(qk.load(build / f"{name}.tried.onnx").graph, shapes)
-            row |= {"observers": observed, "formats": values, "padded": build_of(padded)}
+            row |= compare_formats(network, build, name)
         except UsageError as error:  # states whose first dimension is not that of the samples
             row["not_observed"] = error.message
         return row
     if not reuse:
-        cpu, gpu = (quantize(network, KINDS[kind], build / f"{name}.{kind}.onnx") for kind in KINDS)
-        row["edges"] = compare_edges(cpu, gpu)
-        replace(gpu.conversion, float_parts=FLOAT16).write(build / f"{name}.half.onnx")
+        results = {kind: quantize(network, KINDS[kind], build / f"{name}.{kind}.onnx") for kind in KINDS}
+        replace(results["gpu"].conversion, float_parts=FLOAT16).write(build / f"{name}.half.onnx")
     row["sqnr"] = {kind: loss(kind) for kind in (*KINDS, "half")}
     row["findings"] = {
         kind: dict(Counter(f"{finding.effect}: {finding.kind}" for finding in find_findings(build, name, kind)))

@@ -36,13 +36,13 @@ MAX_CUSTOM_OPS = 3
 CHOICES = (
     choose_observer,
     choose_scales,
-    choose_zero_points,
     exclude_lossy_layers,
     exclude_last_layers,
     exclude_products,
     choose_bias_correction,
     exclude_noisy_layers,
     exclude_drifting_layers,
+    choose_zero_points,
 )
 
 
