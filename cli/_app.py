@@ -205,11 +205,9 @@ def _run(arguments: list[str]) -> int:
         write_line(_overview())
         return 0
     if arguments[0] == "--version":
-        from importlib.metadata import version
+        from quantkit.distribution import installed_version
 
-        from quantkit.distribution import NAME
-
-        write_line(f"quantkit {version(NAME)}")
+        write_line(f"quantkit {installed_version()}")
         return 0
     name = arguments[0]
     if name not in ALL:

@@ -7,6 +7,8 @@ has the name.
 import re
 from collections.abc import Iterator
 
+from quantkit.errors import UnavailableError
+
 NAME = "quantkit-toolchain"
 
 
@@ -20,6 +22,23 @@ def install_command(*extras: str) -> str:
     if not requirements:
         return f"pip install '.[{','.join(extras)}]' in a clone of quantkit"
     return "pip install " + " ".join(f"'{requirement}'" for requirement in requirements)
+
+
+def installed_version() -> str:
+    """Return the version of quantkit.
+
+    Raises:
+        UnavailableError: the metadata of the package are missing, as in a copied folder.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(NAME)
+    except PackageNotFoundError:
+        raise UnavailableError(
+            f"the metadata of the package {NAME} are missing, which a file states the version of",
+            hint="pip install . in a clone of quantkit",
+        ) from None
 
 
 def find_other_distributions() -> tuple[str, ...]:

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # From the bottom to the top; see quantkit/README.md. Packages of one line do not import each other.
 LAYERS = [
-    {"quantkit.distribution", "quantkit.errors", "quantkit.progress", "quantkit.memory", "quantkit.facts"},
-    {"quantkit.registry", "quantkit.arguments", "quantkit.cores"},
+    {"quantkit.errors", "quantkit.progress", "quantkit.memory", "quantkit.facts"},
+    {"quantkit.distribution", "quantkit.registry", "quantkit.arguments", "quantkit.cores"},
     {"quantkit.limits", "quantkit.options"},
     {"quantkit.ir"},
     {"quantkit.ops"},

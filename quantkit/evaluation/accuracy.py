@@ -30,7 +30,7 @@ from quantkit.evaluation.evaluation_workers import evaluate_parts
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.limited_process import limits_isa
 from quantkit.evaluation.opened_model import describe_assumption, options_for
-from quantkit.evaluation.options import DATA, MODEL, ClassifierOptions, DatasetOptions, MetricLimits, task_metric
+from quantkit.evaluation.options import DATA, MODEL, TASK, ClassifierOptions, DatasetOptions, MetricLimits
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.evaluation.tasks import Score, find_task
 from quantkit.facts import RANDOM_WEIGHTS_NOTE, format_facts, format_facts_as_html
@@ -68,7 +68,8 @@ class Evaluation:
         outputs: metric of a task and SQNR of the outputs, with the reference model; None without a task.
         environment: environment variables of the process that ``isa`` set.
         classes: source of the order of the classes if it is that of folders, else empty.
-        output: name of the evaluated one of several outputs; empty for a single output, or for all.
+        output: name of the evaluated output if the model has several, or if the caller names it; empty otherwise, and
+            for all outputs.
     """
 
     model: str
@@ -238,12 +239,11 @@ class EvaluateOptions(ClassifierOptions, DatasetOptions, ThreadOptions, IsaOptio
     reference_runtime: str = option(AUTO, require_text, doc="runtime of the reference model")
     task: str | Score | None = option(
         None,
-        task_metric(
-            "metric of all outputs with the reference model (default: metrics of class scores)",
-            "metric of all outputs with the reference model: ``segmentation``, ``detection``, ``regression``, "
-            "``embedding``, ``text``, ``language``, or a function of the outputs of the reference model and of the "
-            "model, (n, ...) by name, that returns 1 for equal outputs (default: metrics of class scores)",
-        ),
+        TASK,
+        help="metric of all outputs with the reference model (default: metrics of class scores)",
+        doc="metric of all outputs with the reference model: ``segmentation``, ``detection``, ``regression``, "
+        "``embedding``, ``text``, ``language``, or a function of the outputs of the reference model and of the "
+        "model, (n, ...) by name, that returns 1 for equal outputs (default: metrics of class scores)",
     )
     workers: int = option(
         1,

@@ -56,7 +56,8 @@ class EvaluationFacts:
         runtimes: their runtimes.
         preprocessing: description of the preprocessing.
         is_assumed: True if neither the caller nor a model states the preprocessing.
-        output: name of the evaluated one of several outputs; empty for a single output, or for all.
+        output: name of the evaluated output if the model has several, or if the caller names it; empty otherwise, and
+            for all outputs.
     """
 
     models: tuple[str, ...]
@@ -162,8 +163,9 @@ class EvaluationRun:
     @property
     def _evaluated_output(self) -> str:
         opened, settings = self._models[0], self._settings
-        has_several = opened.model.has_readable_graph and len(opened.model.graph.outputs) > 1
-        is_chosen = settings.task is None and (has_several or bool(settings.output_layer))
+        model = opened.model
+        outputs = model.graph.outputs if model.has_readable_graph else opened.session.outputs
+        is_chosen = settings.task is None and (len(outputs) > 1 or bool(settings.output_layer))
         return opened.session.outputs[0].name if is_chosen else ""
 
     def count(self, dataset: Dataset) -> Iterator[EvaluationCounts]:

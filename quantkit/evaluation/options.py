@@ -16,12 +16,8 @@ DATA = Declaration(
     help=f"dataset: {DATA_KINDS}", doc="dataset: files, arrays or an iterable, see `quantkit.data.as_dataset`"
 )
 MODEL = Declaration(doc="a `Model`, a `Graph`, a file, or the name of a model card")
+TASK = Declaration(lambda task: find_task(task), metavar=f"{{{','.join(TASKS)}}}")
 LIMIT = Declaration(require_positive, help="maximum number of samples, a fixed subset (default: all)")
-
-
-def task_metric(help: str, doc: str = "") -> Declaration:
-    """Return the declaration of the metric of a task."""
-    return Declaration(lambda task: find_task(task), help, doc, metavar=f"{{{','.join(TASKS)}}}")
 
 
 @dataclass(frozen=True, kw_only=True)

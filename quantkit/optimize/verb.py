@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -31,9 +30,10 @@ from quantkit.benchmark.sampling.candidate import digest
 from quantkit.data import DATA_KINDS, Dataset, as_dataset
 from quantkit.data.options import LABELS, InputImageOptions
 from quantkit.data.pipeline import rank_of
-from quantkit.distribution import NAME
+from quantkit.distribution import installed_version
 from quantkit.errors import InputError, QuantkitError, UsageError
-from quantkit.evaluation.tasks import TASKS, Score, find_task
+from quantkit.evaluation.options import TASK
+from quantkit.evaluation.tasks import Score
 from quantkit.formats import check_folder, check_outputs, check_target
 from quantkit.formats.documents import check_structure
 from quantkit.formats.temporary import OwnedFolder
@@ -123,8 +123,7 @@ class OptimizeOptions(InputImageOptions, ShapeOptions, LoadingOptions):
     )
     task: str | Score | None = option(
         None,
-        lambda task: find_task(task),
-        metavar=f"{{{','.join(TASKS)}}}",
+        TASK,
         help="metric of the outputs with the float model as reference (default: agreement for class scores, else R2)",
         doc="metric of the outputs, see `quantkit.quantize` (default: agreement for class scores, else R2)",
     )
@@ -398,7 +397,7 @@ def _open_state(facts: Sequence[str], goal: Goal, resume: PathLike | None, folde
     if resume is None:
         return SearchState(machine, "", folder)
     versions = [find_runtime(name).available().detail for name in goal.runtimes]
-    key = sha256("\n".join((version(NAME), *versions, *facts)).encode()).hexdigest()
+    key = sha256("\n".join((installed_version(), *versions, *facts)).encode()).hexdigest()
     return SearchState.read(expand_user(resume), machine, key)
 
 
@@ -438,7 +437,7 @@ def _conclude(
     metadata = describe_model(model, model.graph, "", options) | metadata_of_file(best.form.path)
     facts = metadata.get("receipt") or {
         "schema": RECEIPT_SCHEMA,
-        "versions": {"quantkit": version(NAME)},
+        "versions": {"quantkit": installed_version()},
         "source": {"file": None if model.path is None else digest(model.path)[0], "graph": graph_digest(model.graph)},
     }
     write_form(best.form, {**metadata, "receipt": {**facts, "search": _describe(search, best)}}, file)

@@ -137,6 +137,7 @@ class Runtime:
         self._check_options(options)
         with restricted_threads():
             session = self.open_model(model, options)
+        self._check_session(session)
         if isinstance(session, FunctionSession):
             session.explain = explainer(model, session.inputs)
         return session
@@ -180,6 +181,15 @@ class Runtime:
                 hint="omit --spinning, or use --runtime onnxruntime",
             )
 
+    def _check_session(self, session: Session) -> None:
+        """Check that a session of a plugin has all members; their values may take a run."""
+        missing = [name for name in _SESSION_MEMBERS if not hasattr(type(session), name) and name not in vars(session)]
+        if missing:
+            raise UnavailableError(
+                f"the sessions of {self.title} have no {', '.join(missing)}",
+                hint="inherit the class of the session from quantkit.runtimes.Session, which has defaults",
+            )
+
     def _check_model(self, model: Graph | Path) -> None:
         if self.opens(model):
             return
@@ -191,6 +201,7 @@ class Runtime:
         raise UnavailableError(message, hint="quantkit doctor lists the installed runtimes")
 
 
+_SESSION_MEMBERS = tuple(name for name in vars(Session) if not name.startswith("_"))
 _DIALECTS = ("tensorflow", "onnx")
 _DEVICES = ("cpu", "gpu")
 

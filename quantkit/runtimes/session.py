@@ -179,6 +179,8 @@ class SessionOptions:
 class Session(Protocol):
     """Model that is open in a runtime; a context manager that closes itself.
 
+    A class that inherits from this one needs no `placement`, `int8_nodes`, `op_trace` and `time_parts`.
+
     Attributes:
         skipped: runtimes that ``auto`` skipped before this one.
     """
@@ -191,17 +193,17 @@ class Session(Protocol):
     @property
     def placement(self) -> tuple[str, ...]:
         """Device of each op, one line per op; filled by the first run if `SessionOptions.log_placement` is set."""
-        ...
+        return ()
 
     @property
     def int8_nodes(self) -> frozenset[str] | None:
         """Names in the model of the nodes that the runtime computes in int8; None if it does not show them."""
-        ...
+        return None
 
     @property
     def op_trace(self) -> OpTrace:
         """Time of each op in each run; empty without `SessionOptions.profile`. Reading it ends the recording."""
-        ...
+        return OpTrace()
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]: ...
@@ -236,14 +238,16 @@ class Session(Protocol):
             Seconds of ``upload``, the copies to the device, of ``infer``, and of ``download``, the copies from the
             device; empty on the CPU, and in runtimes that do not separate the copies.
         """
-        ...
+        return {}
 
     def close(self) -> None:
         """Release the memory of the runtime; a second call has no effect."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()

@@ -112,6 +112,30 @@ def test_named_runtime_has_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
         open_session(GRAPH, "fast")
 
 
+def test_a_session_class_has_all_members_or_inherits_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own:
+        skipped = ()
+        runtime, inputs, outputs = RuntimeVersion("own", "1.0"), (), ()
+
+        def run(self, feeds: Any) -> dict[str, Any]:
+            return {}
+
+        def close(self) -> None:
+            """Close the session."""
+
+    class OwnSession(Own, Session):  # type: ignore[misc]
+        pass
+
+    use(monkeypatch, replace(fake("own"), open_model=lambda model, options: Own()))  # type: ignore[arg-type, return-value]
+    with pytest.raises(UnavailableError, match="sessions of Own have no .*time_parts") as caught:
+        open_session(GRAPH, "own")
+    assert "inherit" in caught.value.hint
+    use(monkeypatch, replace(fake("own"), open_model=lambda model, options: OwnSession()))
+    session = open_session(GRAPH, "own")
+    assert session.time_parts({}, lambda: 0.0) == {}
+    assert (session.placement, session.int8_nodes, session.op_trace.ops) == ((), None, ())
+
+
 def test_threads_replace_intra_op(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, fake("only"))
     session = open_session(GRAPH, "only", SessionOptions(inter_op=3), threads=2)

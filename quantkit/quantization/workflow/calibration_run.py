@@ -155,6 +155,13 @@ def _calibrate(
             if state is not None and state.exists():
                 options.on_message(f"calibration state saved to {state}; run the same command to resume")
             raise
+        if len(reference) < ranges.provenance.count and not reference.is_full and not is_read_once(data):
+            # The state of an interrupted calibration contains histograms, not outputs.
+            reference = FloatReference(task=options.metric, whole_outputs=find_whole_outputs(graph))
+            samples = LabeledFeeds.of(model, session, data, options)
+            for feeds in samples:
+                options.on_progress(Progress("running the float model", samples.position, data.size))
+                record(feeds, session.run(feeds))
     _report_unreadable(samples, options)
     if samples.unreadable:
         ranges = replace(ranges, warnings=(*ranges.warnings, _describe_unreadable(samples)))
@@ -188,7 +195,6 @@ def _describe_calibration(reference: FloatReference, total: int, noun: str) -> s
     """Return which calibration samples the accuracy is measured on."""
     if len(reference) == total:
         return f"{total} calibration {noun}"
-    # The state of an interrupted calibration contains histograms, not outputs.
     reason = f"as many as fit {CACHE_BYTES >> 20} MB" if reference.is_full else "those after the interruption"
     return f"{len(reference)} of the {total} calibration {noun} ({reason})"
 

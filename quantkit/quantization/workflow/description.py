@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib.metadata import version
 from math import isfinite
 from typing import Any
 
@@ -13,7 +12,7 @@ from quantkit.data.inference import infer_preprocessing
 from quantkit.data.inputs import takes_images
 from quantkit.data.labels import Labels, read_labels
 from quantkit.data.preprocessing import Origin
-from quantkit.distribution import NAME
+from quantkit.distribution import installed_version
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
@@ -69,7 +68,7 @@ def make_receipt(model: Model, conversion: Conversion, report: QuantizationRepor
     runtime = accuracy.runtime
     return {
         "schema": RECEIPT_SCHEMA,
-        "versions": {"quantkit": version(NAME), **({} if runtime is None else {runtime.name: runtime.version})},
+        "versions": {"quantkit": installed_version(), **({} if runtime is None else {runtime.name: runtime.version})},
         "source": {"file": None if model.path is None else digest(model.path)[0], "graph": graph_digest(model.graph)},
         "calibration": {"data": ranges.provenance.data, "samples": ranges.provenance.count},
         "scheme": plan.scheme.to_json(),

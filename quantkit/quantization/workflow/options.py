@@ -23,7 +23,8 @@ from quantkit.data import DATA_KINDS
 from quantkit.data.options import LABELS, InputImageOptions
 from quantkit.distribution import install_command
 from quantkit.errors import UnavailableError, UsageError
-from quantkit.evaluation.tasks import TASKS, Score, TaskMetric, find_task
+from quantkit.evaluation.options import TASK
+from quantkit.evaluation.tasks import Score, TaskMetric, find_task
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.model.early_checks import check_sources
@@ -194,8 +195,7 @@ class Options(InputImageOptions, ShapeOptions, LoadingOptions):
     )
     task: str | Score | None = option(
         None,
-        lambda task: find_task(task),
-        metavar=f"{{{','.join(TASKS)}}}",
+        TASK,
         help="metric of the accuracy with the float model as reference (default: agreement for class scores, else "
         "SQNR)",
         doc="metric of the outputs with the float model as reference: ``segmentation``, ``detection``, "
@@ -205,14 +205,12 @@ class Options(InputImageOptions, ShapeOptions, LoadingOptions):
     )
     fallback: str = option(
         FLOAT,
-        require_text,
         choices=FALLBACK_PRECISIONS,
         help="precision of the layers that --max-drop keeps; bfloat16 requires --target tensorflow and a processor "
         "with bfloat16 arithmetic (default: float)",
     )
     float_parts: str = option(
         ORIGINAL,
-        require_text,
         choices=FLOAT_PARTS,
         help="type of the ops that stay float; float16 requires --target tensorrt (default: original)",
         doc="type of the ops that stay float: ``original`` keeps those of float16 models, ``float32`` is faster on "
@@ -278,10 +276,6 @@ def check_options(options: Options, scheme: Scheme) -> None:
     create_observer(scheme.observer, scheme.activations)  # its number may be out of bounds
     _check_data(options, scheme)
     check_fallback(options, target)
-    if options.float_parts not in FLOAT_PARTS:
-        raise UsageError(
-            f"{options.float_parts!r} is not a type of float parts", hint=f"use {' or '.join(FLOAT_PARTS)}"
-        )
     if options.float_parts == FLOAT16 and not needs_gpu(target):
         others = [other.name for other in targets().values() if needs_gpu(other)]
         raise UsageError(
@@ -404,10 +398,6 @@ def check_fallback(options: Options, target: Target) -> None:
     """Check that the accuracy search has data, and that the target supports its precision."""
     if options.max_drop is not None and options.calibration is None and options.held_out is None:
         raise UsageError("--max-drop needs data to measure the drop on", hint="give held_out (--held-out DATA)")
-    if options.fallback not in FALLBACK_PRECISIONS:
-        raise UsageError(
-            f"{options.fallback!r} is not a fallback precision", hint=f"use {' or '.join(FALLBACK_PRECISIONS)}"
-        )
     if options.fallback == BFLOAT16 and not stores_bfloat16(target):
         others = [other.name for other in targets().values() if stores_bfloat16(other)]
         raise UsageError(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.arguments import public
+from quantkit.distribution import installed_version
 from quantkit.formats import name_written_files
 from quantkit.formats.metadata import seal
 from quantkit.formats.sizes import measure_size
@@ -61,6 +62,7 @@ def quantize(options: Options) -> QuantizationResult:
 
 
 def _run(options: Options) -> QuantizationResult:
+    installed_version()  # without it, the file would have no receipt
     if isinstance(options.model, TrainedModel):
         model, conversion = convert_trained_model(options.model, options)
         data, held_out = find_datasets(model, options)

@@ -165,7 +165,7 @@ def test_bfloat16_endpoints_are_refused_with_the_reason() -> None:
 
 
 def test_an_unknown_type_of_float_parts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'half' is not a type of float parts"):
+    with pytest.raises(UsageError, match="float_parts is 'half', and must be one of original"):
         qk.quantize("digits", np.zeros((4, 16, 16, 1), np.float32), float_parts="half")
     (entry,) = entry_points(group="console_scripts", name="quantkit")
     command = ["quantize", "digits", "-o", str(tmp_path / "q.onnx"), "--calibration", "x.npz", "--float-parts", "half"]

@@ -9,7 +9,7 @@ import pytest
 from command_line import main
 
 import quantkit as qk
-from quantkit.errors import GraphError
+from quantkit.errors import GraphError, UnavailableError
 from quantkit.formats import load
 from quantkit.formats.content_digest import content_digest
 from quantkit.ir.tensor import DType
@@ -418,4 +418,14 @@ def test_an_interrupted_calibration_resumes(
     assert main(flags) == 0
     captured = capsys.readouterr()
     assert f"resuming from the calibration state in {state}" in captured.err
-    assert "of the 12 calibration images (those after the interruption)" in captured.out
+    assert "those after the interruption" not in captured.out, "the accuracy is that of all samples"
+    resumed = (tmp_path / "d.pb").read_bytes()
+    assert main(flags) == 0
+    assert (tmp_path / "d.pb").read_bytes() == resumed, "the receipt states the same accuracy"
+
+
+def test_a_missing_distribution_is_an_error_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quantkit.distribution.NAME", "no-such-distribution")
+    with pytest.raises(UnavailableError, match="metadata of the package no-such-distribution are missing"):
+        qk.quantize("digits", weights_only=True, output=tmp_path / "d.onnx", runs=0)
+    assert not list(tmp_path.iterdir())
