@@ -45,8 +45,8 @@ from quantkit.quantization.annotation import in_target_dialect  # noqa: E402
 from quantkit.quantization.calibration import open_calibration_session  # noqa: E402
 from quantkit.quantization.calibration.observation import tensor_name  # noqa: E402
 from quantkit.quantization.targets import find_target  # noqa: E402
+from quantkit.quantization.targets.advice import SIGNED_LEVELS, UNSIGNED_LEVELS  # noqa: E402
 from quantkit.quantization.targets.finding import Build, Finding  # noqa: E402
-from quantkit.quantization.targets.tensorrt import SIGNED_LEVELS, UNSIGNED_LEVELS  # noqa: E402
 from quantkit.quantization.targets.tensorrt.zero_points import AFFINE  # noqa: E402
 from quantkit.quantization.workflow.conversion import Conversion  # noqa: E402
 from quantkit.quantization.workflow.options import FLOAT16  # noqa: E402
