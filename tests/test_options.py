@@ -46,18 +46,18 @@ class NotedOptions(Options):
     """The arguments of `quantize`, and one more."""
 
     _: KW_ONLY
-    note: str = option("", require_text, help="text that the report shows, as --trace does (default: none)")
+    heading: str = option("", require_text, help="text that the report shows, as --trace does (default: none)")
 
 
 @public
 @takes(NotedOptions)
 def quantize_with_note(options: NotedOptions) -> str:
-    """Return the note.
+    """Return the heading.
 
     Raises:
         UsageError: an argument is not valid.
     """
-    return options.note
+    return options.heading
 
 
 def parser_of(options: type, **changes: Any) -> ArgumentParser:
@@ -68,26 +68,26 @@ def parser_of(options: type, **changes: Any) -> ArgumentParser:
 
 def test_a_declaration_is_an_argument_of_the_signature() -> None:
     parameters = signature(quantize_with_note).parameters
-    note = parameters["note"]
-    assert (note.kind, note.default, note.annotation) == (Parameter.KEYWORD_ONLY, "", str)
+    heading = parameters["heading"]
+    assert (heading.kind, heading.default, heading.annotation) == (Parameter.KEYWORD_ONLY, "", str)
     others = signature(qk.quantize).parameters
-    assert {name: each for name, each in parameters.items() if name != "note"} == dict(others)
+    assert {name: each for name, each in parameters.items() if name != "heading"} == dict(others)
     assert len(others) > 40
 
 
 def test_a_declaration_is_documented() -> None:
     documentation = getdoc(quantize_with_note) or ""
-    assert "    note: text that the report shows, as ``trace`` does (default: none).\n" in documentation
-    assert documentation.index("Args:") < documentation.index("    note:") < documentation.index("Raises:")
+    assert "    heading: text that the report shows, as ``trace`` does (default: none).\n" in documentation
+    assert documentation.index("Args:") < documentation.index("    heading:") < documentation.index("Raises:")
 
 
 def test_a_declaration_checks_the_value() -> None:
-    assert quantize_with_note("model.onnx", note="first") == "first"
-    with pytest.raises(qk.UsageError, match="note is an int, and must be a str"):
-        quantize_with_note("model.onnx", note=3)
+    assert quantize_with_note("model.onnx", heading="first") == "first"
+    with pytest.raises(qk.UsageError, match="heading is an int, and must be a str"):
+        quantize_with_note("model.onnx", heading=3)
     with pytest.raises(qk.UsageError) as caught:
-        quantize_with_note("model.onnx", noet="first")  # type: ignore[call-arg]
-    assert caught.value.hint == "did you mean 'note'?"
+        quantize_with_note("model.onnx", headign="first")  # type: ignore[call-arg]
+    assert caught.value.hint == "did you mean 'heading'?"
     with pytest.raises(TypeError, match="missing a required argument: 'model'"):
         quantize_with_note()  # type: ignore[call-arg]
 
@@ -95,11 +95,11 @@ def test_a_declaration_checks_the_value() -> None:
 def test_a_declaration_is_a_flag() -> None:
     parser = parser_of(NotedOptions, output={"required": False})
     assert "text that the report shows, as --trace does" in " ".join(parser.format_help().split())
-    args = parser.parse_args(["--note", "first", "--limit", "8", "--weights-only", "--input-mean", "1,2,3"])
-    assert (args.note, args.limit, args.weights_only, args.input_mean) == ("first", 8, True, (1.0, 2.0, 3.0))
+    args = parser.parse_args(["--heading", "first", "--limit", "8", "--weights-only", "--input-mean", "1,2,3"])
+    assert (args.heading, args.limit, args.weights_only, args.input_mean) == ("first", 8, True, (1.0, 2.0, 3.0))
     assert (args.seed, args.runtime, args.calibration) == (0, "auto", None)
     options_of = import_module("quantkit.cli._arguments").options_of
-    assert options_of(quantize_with_note, args).keys() >= {"note", "limit", "weights_only", "input_mean"}
+    assert options_of(quantize_with_note, args).keys() >= {"heading", "limit", "weights_only", "input_mean"}
 
 
 def test_a_shared_declaration_may_be_changed() -> None:
@@ -107,7 +107,7 @@ def test_a_shared_declaration_may_be_changed() -> None:
 
     @dataclass(frozen=True)
     class NoteOptions:
-        note: str = option("", shared, help="text of one verb")
+        heading: str = option("", shared, help="text of one verb")
 
     (declared,) = declarations(NoteOptions)
     assert (declared.option.help, declared.option.check) == ("text of one verb", require_text)

@@ -37,27 +37,28 @@ def quantized(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     return target, graph, plan, ranges, switch_quantization(graph, plan, ranges)
 
 
-def outputs(switched: SwitchedGraph, target: str, switches: np.ndarray) -> np.ndarray:
+def outputs(switched: SwitchedGraph, target: str, rows: np.ndarray) -> list[np.ndarray]:
+    """Return the outputs for each row of switches."""
+    feeds = {switched.graph.inputs[0].node: IMAGES[:1]}
     with open_session(switched.graph, TARGETS[target]) as session:
-        feeds = {switched.graph.inputs[0].node: IMAGES[:1], switched.input: switches}
-        return next(iter(session.run(feeds).values())).copy()
+        return [next(iter(session.run({**feeds, switched.input: row}).values())).copy() for row in rows]
 
 
 def test_all_switches_off_are_the_float_model(quantized: tuple[Any, ...]) -> None:
     target, graph, _, _, switched = quantized
     with open_session(graph, TARGETS[target]) as session:
         expected = next(iter(session.run({graph.inputs[0].node: IMAGES[:1]}).values())).copy()
-    actual = outputs(switched, target, np.zeros(len(switched), bool))
+    (actual,) = outputs(switched, target, np.zeros((1, len(switched)), bool))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_quantization_of_each_layer_changes_the_outputs(quantized: tuple[Any, ...]) -> None:
     target, *_, switched = quantized
-    floats = outputs(switched, target, np.zeros(len(switched), bool))
     rows = np.eye(len(switched), dtype=bool)[len(switched.groups) :]
     assert len(rows) == len(switched.layers) > 10
-    for layer, row in zip(switched.layers, rows, strict=True):
-        assert not np.array_equal(outputs(switched, target, row), floats), layer
+    floats, *changed = outputs(switched, target, np.vstack([np.zeros_like(rows[:1]), rows]))
+    for layer, values in zip(switched.layers, changed, strict=True):
+        assert not np.array_equal(values, floats), layer
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from quantkit.runtimes.runtime import Runtime
 FLOAT = DType.FLOAT
 SIZE = 12
 IMAGE = (1, SIZE, SIZE, 8)
+HELD_OUT = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
 
 
 def node(name: str, op: str, *inputs: str, **attrs: Any) -> Node:
@@ -129,19 +131,31 @@ def test_outputs_agree_with_the_float_graph(runtime: Runtime) -> None:
     assert abs(result - expected).max() > 0
 
 
+@pytest.fixture(scope="module")
+def quantize_digits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], qk.QuantizationResult]:
+    """Return a function that quantizes the model of a dialect with a scheme of `SIGNED`, once for all runtimes."""
+    file = tmp_path_factory.mktemp("digits") / "digits.onnx"
+
+    @cache
+    def quantize(name: str, dialect: str) -> qk.QuantizationResult:
+        model = qk.load("digits")
+        if dialect == "onnx":
+            qk.transform(model, "inference", output=file)
+            model = qk.load(file)
+        return qk.quantize(model, HELD_OUT, scheme=Scheme.for_target("onnx", **SIGNED[name]), limit=50, runs=0)
+
+    return quantize
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("name", SIGNED)
 @pytest.mark.parametrize("dialect", ["tensorflow", "onnx"])
-def test_int8_activations_are_accurate(runtime: Runtime, name: str, dialect: str, tmp_path: Path) -> None:
+def test_int8_activations_are_accurate(
+    runtime: Runtime, name: str, dialect: str, quantize_digits: Callable[[str, str], qk.QuantizationResult]
+) -> None:
     """Regression: OpenVINO rounded the real values of int8 tensors to whole numbers, with a KL divergence of 0.07."""
-    scheme = Scheme.for_target("onnx", **SIGNED[name])
-    data = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
-    model = qk.load("digits")
-    if dialect == "onnx":
-        qk.transform(model, "inference", output=tmp_path / "digits.onnx")
-        model = qk.load(tmp_path / "digits.onnx")
-    result = qk.quantize(model, data, scheme=scheme, limit=50, runs=0)
-    evaluation = qk.evaluate(result.model, data, reference="digits", runtime=runtime.name, limit=100)
+    model = quantize_digits(name, dialect).model
+    evaluation = qk.evaluate(model, HELD_OUT, reference="digits", runtime=runtime.name, limit=100)
     assert evaluation.metrics.kl_divergence is not None
     assert evaluation.metrics.kl_divergence < 0.001
 

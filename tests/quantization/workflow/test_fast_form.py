@@ -1,6 +1,7 @@
 """Layers that stay float because their int8 form takes more time, by scripted profiles."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,7 @@ class Machine:
         return models
 
 
+@cache
 def layers() -> list[str]:
     """Return the int8 layers of the network."""
     return [pattern.layer for pattern in quantize(runs=0).plan.patterns]
