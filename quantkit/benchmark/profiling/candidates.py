@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Self
 
 from quantkit.benchmark.host.cgroup import throttled_seconds
 from quantkit.benchmark.host.machine import Machine, default_threads, this_machine, usable_threads
@@ -14,7 +15,7 @@ from quantkit.benchmark.profiling.model_profile import ModelProfile, profile_mod
 from quantkit.benchmark.profiling.peaks import measure_peaks
 from quantkit.benchmark.profiling.profile import Profile
 from quantkit.benchmark.profiling.reasons import FileRemedies, find_reasons
-from quantkit.benchmark.profiling.tracing import TracedCalls, trace_alternately, trace_calls
+from quantkit.benchmark.profiling.tracing import TracedCalls, TracedModels, trace_calls
 from quantkit.benchmark.results.speedup import UNDISTURBED
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.worker import read_model
@@ -60,23 +61,45 @@ def profile_candidates(
     return replace(profile, reasons=find_reasons(profile, machine, remedies))
 
 
-def profile_alternately(candidates: Sequence[Candidate], rounds: int, seconds: float) -> list[tuple[ModelProfile, ...]]:
-    """Measure the time of the layers of alternating candidates in undisturbed calls; the first has the original graph.
+class AlternatingProfiles:
+    """Profiles of candidates in undisturbed calls, each in a process that stays open; a context manager.
 
     Args:
-        candidates: models to profile.
-        rounds: number of profiles of each.
-        seconds: time limit of each profile.
-
-    Raises:
-        UnavailableError: the runtime of a candidate cannot run it, or does not measure the time of ops.
+        original: candidate with the original graph.
     """
-    repetitions = trace_alternately(candidates, rounds, seconds)
-    layers = LayerNames(read_graph(candidates[0]), repetitions[0][0].input_shapes)
-    return [
-        tuple(profile_model(candidate.label, calls, layers, UNDISTURBED) for calls in each)
-        for candidate, each in zip(candidates, repetitions, strict=True)
-    ]
+
+    def __init__(self, original: Candidate) -> None:
+        self._original, self._models = original, TracedModels()
+        self._layers: LayerNames | None = None
+
+    def start(self, candidates: Sequence[Candidate]) -> None:
+        """Start the processes of candidates, which `measure` opens."""
+        self._models.start(candidates)
+
+    def measure(self, candidates: Sequence[Candidate], rounds: int, seconds: float) -> list[tuple[ModelProfile, ...]]:
+        """Measure the time of the layers of alternating candidates.
+
+        Args:
+            candidates: models to profile.
+            rounds: number of profiles of each.
+            seconds: time limit of each profile.
+
+        Raises:
+            UnavailableError: the runtime of a candidate cannot run it, or does not measure the time of ops.
+        """
+        repetitions = self._models.trace(candidates, rounds, seconds)
+        if self._layers is None:
+            self._layers = LayerNames(read_graph(self._original), repetitions[0][0].input_shapes)
+        return [
+            tuple(profile_model(candidate.label, calls, self._layers, UNDISTURBED) for calls in each)
+            for candidate, each in zip(candidates, repetitions, strict=True)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._models.__exit__(*error)
 
 
 def _profile(candidate: Candidate, calls: TracedCalls, original: Graph, own: Graph) -> ModelProfile:

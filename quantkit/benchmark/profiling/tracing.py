@@ -1,9 +1,8 @@
 """Traced and untraced calls of one model, in turn in one process, so that both meet the same load of the machine."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
@@ -40,40 +39,59 @@ def trace_calls(candidate: Candidate) -> TracedCalls:
     Raises:
         UnavailableError: the runtime cannot run the model, or does not measure the time of ops.
     """
-    return trace_alternately([candidate])[0][0]
+    with TracedModels() as models:
+        return models.trace([candidate])[0][0]
 
 
-def trace_alternately(
-    candidates: Sequence[Candidate], rounds: int = 1, seconds: float = SECONDS
-) -> list[tuple[TracedCalls, ...]]:
-    """Run models with and without a trace, alternately and each in a process of its own.
+class TracedModels:
+    """Models that run with and without a trace, each in a process of its own; a context manager that ends these."""
 
-    Args:
-        candidates: models.
-        rounds: number of repetitions.
-        seconds: time limit of each repetition of a model.
+    def __init__(self) -> None:
+        self._workers: list[tuple[Candidate, WorkerProcess]] = []
+        self._opened: list[dict[str, Any]] = []
 
-    Returns:
-        The calls of each repetition, for each model.
+    def start(self, candidates: Sequence[Candidate]) -> None:
+        """Start the processes of candidates that have none yet: their imports overlap."""
+        for each in candidates:
+            if all(each != candidate for candidate, _ in self._workers):
+                self._workers.append((each, WorkerProcess(each.settings.environment, each.settings.cpus)))
 
-    Raises:
-        UnavailableError: the runtime of a model cannot run it, or does not measure the time of ops.
-    """
-    request = {"do": "profile", "pairs": MAX_PAIRS, "seconds": seconds, "warmup": WARMUP_PAIRS}
-    repetitions: list[list[TracedCalls]] = [[] for _ in candidates]
-    with ExitStack() as stack:
-        workers = [
-            stack.enter_context(WorkerProcess(each.settings.environment, each.settings.cpus)) for each in candidates
-        ]
-        opened = [
-            _require_success(worker.ask(candidate.to_request(seed=0), OPEN_TIMEOUT), candidate)
-            for worker, candidate in zip(workers, candidates, strict=True)
-        ]
+    def trace(
+        self, candidates: Sequence[Candidate], rounds: int = 1, seconds: float = SECONDS
+    ) -> list[tuple[TracedCalls, ...]]:
+        """Run models alternately.
+
+        Args:
+            candidates: models.
+            rounds: number of repetitions.
+            seconds: time limit of each repetition of a model.
+
+        Returns:
+            The calls of each repetition, for each model.
+
+        Raises:
+            UnavailableError: the runtime of a model cannot run it, or does not measure the time of ops.
+        """
+        self.start(candidates)
+        for candidate, worker in self._workers[len(self._opened) :]:
+            response = worker.ask(candidate.to_request(seed=0), OPEN_TIMEOUT)
+            self._opened.append(_require_success(response, candidate))
+        started = [candidate for candidate, _ in self._workers]
+        request = {"do": "profile", "pairs": MAX_PAIRS, "seconds": seconds, "warmup": WARMUP_PAIRS}
+        repetitions: list[list[TracedCalls]] = [[] for _ in candidates]
         for _ in range(rounds):
-            for index, (worker, candidate) in enumerate(zip(workers, candidates, strict=True)):
-                response = _require_success(worker.ask(request, OPEN_TIMEOUT + TIMEOUT), candidate)
-                repetitions[index].append(_parse_calls(candidate, opened[index], response))
-    return [tuple(each) for each in repetitions]
+            for calls, each in zip(repetitions, candidates, strict=True):
+                index = started.index(each)
+                response = self._workers[index][1].ask(request, OPEN_TIMEOUT + TIMEOUT)
+                calls.append(_parse_calls(each, self._opened[index], _require_success(response, each)))
+        return [tuple(each) for each in repetitions]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for _, worker in self._workers:
+            worker.close()
 
 
 def _parse_calls(candidate: Candidate, opened: dict[str, Any], response: dict[str, Any]) -> TracedCalls:

@@ -3,17 +3,19 @@
     alternating profiles  ->  times of the kernels and boundaries  ->  minimum cut  ->  profiles of the cut
 
 One profile shows whether float layers can save time at all: further ones are made only then. A predicted choice of
-float layers counts only if its file is measured to be faster. The form for several runtimes
-minimizes over all of them. Without a measurement, no layer is float for its time alone, except by the table of costs:
-the files are then the same on every machine.
+float layers counts only if its file is measured to be faster. Each file has one process in each runtime, which stays
+open. The form for several runtimes minimizes over all of them. Without a measurement, no layer is float for its time
+alone, except by the table of costs: the files are then the same on every machine.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
+from typing import Self
 
-from quantkit.benchmark.profiling import profile_alternately
+from quantkit.benchmark.profiling import AlternatingProfiles, ModelProfile
+from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
@@ -44,9 +46,8 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
     options.on_progress(Progress(f"measuring the time of the layers in {titles}", 0, seconds=seconds))
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     try:
-        with temporary_folder() as folder:
-            form = _FastForm(conversion, folder, samples)
-            for rounds in (1, policy.PROFILE_ROUNDS):
+        with temporary_folder() as folder, _FastForm(conversion, folder, samples) as form:
+            for rounds in (1, policy.PROFILE_ROUNDS - 1):
                 form.profile(rounds)
                 if next(form.find_alternatives(), None) is None:
                     return conversion
@@ -65,6 +66,7 @@ class _FastForm:
         table: predicted times of the kernels and boundaries.
         costs: measured times of the kernels and boundaries, the mean over the runtimes; those of the table at first.
         latency: mean latency of the conversion in the runtimes, in seconds.
+        num_files: number of alternatives with a file.
     """
 
     def __init__(self, conversion: Conversion, folder: Path, samples: Mapping[str, tuple[int, ...]]) -> None:
@@ -83,23 +85,26 @@ class _FastForm:
         shapes = infer_sample_shapes(conversion.graph, samples)
         self.table = predict_costs(conversion.graph, conversion.plan, shapes, conversion.runtimes)
         self.costs, self.latency = self.table, 0.0
+        self.num_files = 0
+        self._profiles = AlternatingProfiles(self.floats[0])
+        self._rounds: list[tuple[list[ModelProfile], list[ModelProfile]]] = [([], []) for _ in self.floats]
 
     def profile(self, rounds: int) -> None:
-        """Measure the costs and the latency by profiles of the float model and the conversion.
+        """Measure the costs and the latency by more profiles of the float model and the conversion.
 
         Args:
-            rounds: number of profiles of each.
+            rounds: number of further profiles of each.
 
         Raises:
             UnavailableError: a runtime does not run a model, or does not measure the time of ops.
         """
         graph, plan = self.conversion.graph, self.conversion.plan
-        models, latencies = [], []
-        for each in self.floats:
-            pair = (each, self.quantized[each.settings.runtime])
-            before, after = profile_alternately(pair, rounds, policy.PROFILE_SECONDS)
-            models.append(measure_costs(graph, plan, self.table, before, after))
-            latencies.append(median(profile.untraced_seconds for profile in after))
+        pairs = [(each, self.quantized[each.settings.runtime]) for each in self.floats]
+        for profiles, measured in zip(self._rounds, self._measure(pairs, rounds), strict=True):
+            for known, more in zip(profiles, measured, strict=True):
+                known += more
+        models = [measure_costs(graph, plan, self.table, before, after) for before, after in self._rounds]
+        latencies = [median(profile.untraced_seconds for profile in after) for _, after in self._rounds]
         self.costs, self.latency = CostModel.mean(models), fmean(latencies)
 
     def find_alternatives(self) -> Iterator[tuple[frozenset[str], Conversion]]:
@@ -122,7 +127,7 @@ class _FastForm:
         for choice, alternative in self.find_alternatives():
             if not trials.is_better(alternative, self.conversion, policy.MAX_FASTER_LOSS):
                 continue
-            ratios = self._measure(alternative)
+            ratios = self._compare(alternative)
             speedups = [median(each) for each in ratios]
             is_faster = geometric_mean(speedups) >= 1 / (1 - policy.MIN_SAVED) and geometric_mean(map(min, ratios)) > 1
             if is_faster and min(speedups) >= 1 - policy.MIN_SAVED:
@@ -145,17 +150,29 @@ class _FastForm:
             }
         ).with_kernels()
 
-    def _measure(self, alternative: Conversion) -> list[list[float]]:
+    def _compare(self, alternative: Conversion) -> list[list[float]]:
         """Return the speed-ups of an alternative over the conversion in each runtime, one for each round."""
-        path = self._write(alternative, "alternative")
-        speedups = []
-        for before in self.floats:
-            present = self.quantized[before.settings.runtime]
-            pair = (present, replace(present, path=path))
-            profiles = profile_alternately(pair, policy.PROFILE_ROUNDS, policy.PROFILE_SECONDS)
-            pairs = zip(*profiles, strict=True)
-            speedups.append([first.untraced_seconds / other.untraced_seconds for first, other in pairs])
-        return speedups
+        self.num_files += 1
+        path = self._write(alternative, f"alternative_{self.num_files}")
+        presents = [self.quantized[each.settings.runtime] for each in self.floats]
+        pairs = [(present, replace(present, path=path)) for present in presents]
+        return [
+            [first.untraced_seconds / other.untraced_seconds for first, other in zip(*profiles, strict=True)]
+            for profiles in self._measure(pairs, policy.PROFILE_ROUNDS)
+        ]
+
+    def _measure(
+        self, pairs: Sequence[tuple[Candidate, Candidate]], rounds: int
+    ) -> list[list[tuple[ModelProfile, ...]]]:
+        """Return the profiles of both models of each pair; the imports of all new processes overlap."""
+        self._profiles.start([each for pair in pairs for each in pair])
+        return [self._profiles.measure(pair, rounds, policy.PROFILE_SECONDS) for pair in pairs]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._profiles.__exit__(*error)
 
     def _write(self, conversion: Conversion, name: str) -> Path:
         path = self.folder / f"{name}{conversion.target.suffixes[0]}"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import quantkit as qk
-from quantkit.benchmark.profiling import ModelProfile, ProfileRow
+from quantkit.benchmark.profiling import AlternatingProfiles, ModelProfile, ProfileRow
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.errors import UnavailableError
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import COST
 from quantkit.quantization.report import Latency
-from quantkit.quantization.workflow import fast_form, verb
+from quantkit.quantization.workflow import verb
 from quantkit.runtimes.session import RuntimeVersion
 
 pytestmark = pytest.mark.engine
@@ -34,7 +34,9 @@ class Machine:
     def __init__(self, slow: Sequence[str], speedup: float) -> None:
         self.slow, self.speedup, self.pairs = slow, speedup, list[tuple[Candidate, ...]]()
 
-    def profile(self, candidates: Sequence[Candidate], rounds: int, seconds: float) -> list[tuple[ModelProfile, ...]]:
+    def profile(
+        self, _: AlternatingProfiles, candidates: Sequence[Candidate], rounds: int, seconds: float
+    ) -> list[tuple[ModelProfile, ...]]:
         self.pairs.append(tuple(candidates))
         names = [
             node.name for node in qk.load(candidates[0].path).graph.nodes.values() if node.op in ("Conv", "MatMul")
@@ -68,7 +70,8 @@ def no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use(monkeypatch: pytest.MonkeyPatch, slow: Sequence[str], speedup: float) -> Machine:
     machine = Machine(slow, speedup)
-    monkeypatch.setattr(fast_form, "profile_alternately", machine.profile)
+    monkeypatch.setattr(AlternatingProfiles, "start", lambda *arguments: None)
+    monkeypatch.setattr(AlternatingProfiles, "measure", lambda *arguments: machine.profile(*arguments))
     # Only times decide here: the losses are those of a few random images.
     monkeypatch.setattr(policy, "MAX_FASTER_LOSS", 100.0)
     return machine
@@ -120,7 +123,7 @@ def test_a_runtime_without_times_of_ops_is_reported(monkeypatch: pytest.MonkeyPa
     def profile(*arguments: object) -> list[tuple[ModelProfile, ...]]:
         raise UnavailableError("no times", hint="")
 
-    monkeypatch.setattr(fast_form, "profile_alternately", profile)
+    monkeypatch.setattr(AlternatingProfiles, "measure", profile)
     messages: list[str] = []
     result = quantize(on_message=messages.append)
     assert result.plan.patterns
