@@ -7,6 +7,8 @@ from statistics import median
 from time import perf_counter
 from typing import Self
 
+import numpy as np
+
 from quantkit.benchmark.host.cgroup import throttled_seconds
 from quantkit.benchmark.host.machine import Machine, default_threads, this_machine, usable_threads
 from quantkit.benchmark.profiling.layer_names import LayerNames
@@ -94,6 +96,20 @@ class AlternatingProfiles:
             tuple(profile_model(candidate.label, calls, self._layers, UNDISTURBED) for calls in each)
             for candidate, each in zip(candidates, repetitions, strict=True)
         ]
+
+    def compare(self, candidates: tuple[Candidate, Candidate], rounds: int, calls: int) -> list[float]:
+        """Return the speed-up of the second candidate over the first one in each round, in undisturbed calls.
+
+        Args:
+            candidates: the models.
+            rounds: number of rounds.
+            calls: number of calls of each model in a round.
+
+        Raises:
+            UnavailableError: the runtime of a candidate cannot run it.
+        """
+        first, other = (np.quantile(each, UNDISTURBED, axis=1) for each in self._models.time(candidates, rounds, calls))
+        return [float(ratio) for ratio in first / other]
 
     def __enter__(self) -> Self:
         return self

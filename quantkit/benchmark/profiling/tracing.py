@@ -72,19 +72,52 @@ class TracedModels:
         Raises:
             UnavailableError: the runtime of a model cannot run it, or does not measure the time of ops.
         """
+        request = {"do": "profile", "pairs": MAX_PAIRS, "seconds": seconds, "warmup": WARMUP_PAIRS}
+        opened = self._open(candidates)
+        return [
+            tuple(_parse_calls(each, opened[index], response) for response in responses)
+            for index, (each, responses) in enumerate(
+                zip(candidates, self._ask(candidates, request, rounds), strict=True)
+            )
+        ]
+
+    def time(self, candidates: Sequence[Candidate], rounds: int, calls: int) -> list[tuple[tuple[float, ...], ...]]:
+        """Run models alternately, without a trace.
+
+        Args:
+            candidates: models.
+            rounds: number of repetitions.
+            calls: number of calls of each repetition.
+
+        Returns:
+            The durations of the calls of each repetition in seconds, for each model.
+
+        Raises:
+            UnavailableError: the runtime of a model cannot run it.
+        """
+        self._open(candidates)
+        responses = self._ask(candidates, {"do": "run", "samples": calls}, rounds)
+        return [tuple(tuple(response["seconds"]) for response in each) for each in responses]
+
+    def _open(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+        """Open the models of all processes, and return the descriptions of these."""
         self.start(candidates)
         for candidate, worker in self._workers[len(self._opened) :]:
             response = worker.ask(candidate.to_request(seed=0), OPEN_TIMEOUT)
             self._opened.append(_require_success(response, candidate))
-        started = [candidate for candidate, _ in self._workers]
-        request = {"do": "profile", "pairs": MAX_PAIRS, "seconds": seconds, "warmup": WARMUP_PAIRS}
-        repetitions: list[list[TracedCalls]] = [[] for _ in candidates]
+        return [self._opened[self._find(each)] for each in candidates]
+
+    def _find(self, candidate: Candidate) -> int:
+        return [each for each, _ in self._workers].index(candidate)
+
+    def _ask(self, candidates: Sequence[Candidate], request: dict[str, Any], rounds: int) -> list[list[dict[str, Any]]]:
+        """Return the responses of each model to a request that is sent in alternation."""
+        responses: list[list[dict[str, Any]]] = [[] for _ in candidates]
         for _ in range(rounds):
-            for calls, each in zip(repetitions, candidates, strict=True):
-                index = started.index(each)
-                response = self._workers[index][1].ask(request, OPEN_TIMEOUT + TIMEOUT)
-                calls.append(_parse_calls(each, self._opened[index], _require_success(response, each)))
-        return [tuple(each) for each in repetitions]
+            for own, each in zip(responses, candidates, strict=True):
+                worker = self._workers[self._find(each)][1]
+                own.append(_require_success(worker.ask(request, OPEN_TIMEOUT + TIMEOUT), each))
+        return responses
 
     def __enter__(self) -> Self:
         return self

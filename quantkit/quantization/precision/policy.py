@@ -86,7 +86,9 @@ MIN_POSITIONS = 4096
 # --- Time
 
 # Alternating profiles of each model, and the time limit of each in seconds.
-PROFILE_ROUNDS, PROFILE_SECONDS = 3, 1.0
+PROFILE_ROUNDS, PROFILE_SECONDS = 3, 0.5
+# Limits of the number of calls of a model in each round of a comparison.
+MIN_CALLS, MAX_CALLS = 5, 100
 # Factors of the time of a boundary for which the cut is measured: a larger one gives fewer and larger float parts.
 BOUNDARY_FACTORS = (1.0, 3.0)
 # Least fraction of the latency that float layers must save, predicted and measured.

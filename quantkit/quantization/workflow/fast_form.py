@@ -156,10 +156,9 @@ class _FastForm:
         path = self._write(alternative, f"alternative_{self.num_files}")
         presents = [self.quantized[each.settings.runtime] for each in self.floats]
         pairs = [(present, replace(present, path=path)) for present in presents]
-        return [
-            [first.untraced_seconds / other.untraced_seconds for first, other in zip(*profiles, strict=True)]
-            for profiles in self._measure(pairs, policy.PROFILE_ROUNDS)
-        ]
+        self._profiles.start([other for _, other in pairs])
+        calls = int(min(max(policy.PROFILE_SECONDS / self.latency, policy.MIN_CALLS), policy.MAX_CALLS))
+        return [self._profiles.compare(pair, policy.PROFILE_ROUNDS, calls) for pair in pairs]
 
     def _measure(
         self, pairs: Sequence[tuple[Candidate, Candidate]], rounds: int

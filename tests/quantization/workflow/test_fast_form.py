@@ -41,16 +41,19 @@ class Machine:
         names = [
             node.name for node in qk.load(candidates[0].path).graph.nodes.values() if node.op in ("Conv", "MatMul")
         ]
-        is_trial = len(self.pairs) > 1
         models = []
         for index, candidate in enumerate(candidates):
             int8 = {name: 3e-3 if name in self.slow else 0.5e-3 for name in names}
             times = int8 if index else dict.fromkeys(names, 1e-3)
             rows = tuple(ProfileRow(name, "", "int8" if index else "float", value) for name, value in times.items())
-            latency = 10e-3 / (self.speedup if index and is_trial else 1.0)
+            latency = 10e-3
             runtime = RuntimeVersion(candidate.settings.runtime, "1")
             models.append((ModelProfile(candidate.label, runtime, rows, latency, latency, 0.0, 1),) * rounds)
         return models
+
+    def compare(self, _: AlternatingProfiles, candidates: Sequence[Candidate], rounds: int, calls: int) -> list[float]:
+        self.pairs.append(tuple(candidates))
+        return [self.speedup] * rounds
 
 
 @cache
@@ -71,6 +74,7 @@ def no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
 def use(monkeypatch: pytest.MonkeyPatch, slow: Sequence[str], speedup: float) -> Machine:
     machine = Machine(slow, speedup)
     monkeypatch.setattr(AlternatingProfiles, "start", lambda *arguments: None)
+    monkeypatch.setattr(AlternatingProfiles, "compare", lambda *arguments: machine.compare(*arguments))
     monkeypatch.setattr(AlternatingProfiles, "measure", lambda *arguments: machine.profile(*arguments))
     # Only times decide here: the losses are those of a few random images.
     monkeypatch.setattr(policy, "MAX_FASTER_LOSS", 100.0)
