@@ -3,6 +3,7 @@
     float       the float model in each runtime, with its own and with fixed sizes; the fastest one is the baseline
     forms       one int8 file after the other, the most promising first, measured at once. The drop is
                 measured in the order of the speed, until one is within the bound
+    fast parts  the fastest int8 file again, with the layers in float that profiles of both models show to be slow
     float parts if no int8 file is within the bound, the fastest one again with more layers in float
     finals      the best few candidates again, for longer
     settings    threads and other settings of the best two
@@ -14,6 +15,7 @@ Every measurement is a speed-up over one candidate in the same rounds, so that t
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -37,7 +39,9 @@ from quantkit.optimize.forms import FIXED, Int8Form, Sizes, fix_sizes, int8_form
 from quantkit.optimize.state import Form, SearchState
 from quantkit.progress import OnProgress, Progress
 from quantkit.quantization.targets import find_target
-from quantkit.quantization.workflow import quantize
+from quantkit.quantization.workflow import QuantizationResult, quantize
+from quantkit.quantization.workflow.description import replace_plan
+from quantkit.quantization.workflow.fast_form import find_fast_forms
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.runtimes import find_runtime, open_session
 
@@ -174,12 +178,14 @@ class FileSearch:
     baseline: Candidate | None = None
     last: Benchmark | None = None
     is_complete: bool = False
+    _results: dict[str, QuantizationResult] = field(default_factory=dict)
 
     def run(self) -> None:
         """Search until the end or the end of the time budget; the state and the choices have all that is known."""
         self.on_progress(Progress("searching", 0, round(self.budget), seconds=self.remaining))
         self._measure_float()
         self._build_forms()
+        self._build_fast_parts()
         self._build_float_parts()
         finalists = self._finals()
         finalists = self._tune(finalists)
@@ -306,6 +312,30 @@ class FileSearch:
             self._try_form(form, form.name)
             longest = max(longest, monotonic() - begin)
 
+    def _build_fast_parts(self) -> None:
+        """Build the fastest int8 file again without the int8 layers that take more time than they save there."""
+        ranked = [each for each in self._by_speed() if each.form.precision == "int8"]
+        if not ranked or self.goal.objective == "size" or self.elapsed > FORMS_END * self.budget:
+            return
+        name, runtime = ranked[0].form.name.removesuffix(FIXED), ranked[0].candidate.settings.runtime
+        prefix = f"{name}, with slow layers in float for {find_runtime(runtime).title}"
+        names = [each for each in self.state.forms if each.startswith(prefix) and not each.endswith(FIXED)]
+        if not names and name in self._results:
+            self._report(f"measuring the time of the layers: {name}")
+            result = self._results[name]
+            samples = {each: array.shape for each, array in self.reference.feeds[0].items()}
+            try:
+                for number, conversion in enumerate(find_fast_forms(result.conversion, samples, runtime)):
+                    names.append(f"{prefix}{f' ({number + 1})' if number else ''}")
+                    path = self._new_path(conversion.target.suffixes[0])
+                    receipt = replace_plan(result.metadata["receipt"], conversion)
+                    conversion.save(path, {**result.metadata, "receipt": receipt})
+                    self._save_form(replace(self.state.forms[name], name=names[-1], path=path, runtimes=(runtime,)))
+            except QuantkitError as error:
+                self.skipped[prefix] = error.message
+        for each in names:
+            self._add_forms(each)
+
     def _build_float_parts(self) -> None:
         """If no int8 file is within the bound, build the fastest one with more layers in float."""
         ranked = [each for each in self._by_speed() if each.form.precision == "int8"]
@@ -336,9 +366,17 @@ class FileSearch:
                 self.state.failures[name] = error.message
                 self.state.save()
                 return
-            for each in (built, *self._fix_sizes(built)):
-                self.state.forms[each.name] = each
-            self.state.save()
+            self._save_form(built)
+        self._add_forms(name)
+
+    def _save_form(self, form: Form) -> None:
+        """Add a built file, also with fixed sizes, to the state."""
+        for each in (form, *self._fix_sizes(form)):
+            self.state.forms[each.name] = each
+        self.state.save()
+
+    def _add_forms(self, name: str) -> None:
+        """Measure a built file, also with fixed sizes, and its drop."""
         forms = [self.state.forms[each] for each in (name, f"{name}{FIXED}") if each in self.state.forms]
         pairs = [(each, candidate) for each in forms for candidate in self._candidates(each)]
         self._measure(SCREEN, [candidate for _, candidate in pairs])
@@ -348,8 +386,7 @@ class FileSearch:
 
     def _build(self, form: Int8Form, name: str, options: dict[str, Any]) -> Form:
         """Quantize into a file of the folder."""
-        suffix = find_target(form.target).suffixes[0]
-        path = self.state.folder / f"int8_{len(self.state.forms)}{suffix}"
+        path = self._new_path(find_target(form.target).suffixes[0])
         end = self.start + self.budget
 
         def check_time(_: Progress) -> None:
@@ -366,7 +403,11 @@ class FileSearch:
             on_progress=check_time,
             **(self.quantize_options | options),
         )
+        self._results[name] = result
         return int8_form(form, result, path, name)
+
+    def _new_path(self, suffix: str) -> Path:
+        return self.state.folder / f"int8_{len(self.state.forms)}{suffix}"
 
     def _options(self, stage: int) -> SamplingOptions:
         return replace(STAGES[stage], seed=self.goal.seed + stage, time_budget=self.remaining)

@@ -1,6 +1,7 @@
 """`optimize` with scripted latencies: which file is chosen, the bound, budgets, interrupts, and the written file."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from scripted_search import int8_is_fast, script
 import quantkit as qk
 from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.optimize import OptimizationInterrupted, search
+from quantkit.quantization.precision.decision import COST, Decision
+from quantkit.quantization.workflow.conversion import Conversion
 
 pytest.importorskip("onnx", reason="pip install onnx")
 pytestmark = pytest.mark.engine
@@ -71,6 +74,32 @@ def test_a_slow_int8_file_is_not_used(data: Path, monkeypatch: pytest.MonkeyPatc
     result = qk.optimize("digits", data, runtimes=["onnxruntime"])
     assert result.is_float
     assert checked == []
+
+
+def test_the_fastest_int8_file_is_built_again_with_its_slow_layers_in_float(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, lambda each: int8_is_fast(each) * (0.8 if "slow layers" in each.label else 1))
+    slow: list[str] = []
+
+    def find(conversion: Conversion, samples: object, runtime: str) -> Iterator[Conversion]:
+        assert runtime == "openvino"
+        slow.append(conversion.plan.patterns[0].layer)
+        yield conversion.keep_float({slow[0]: Decision(slow[0], "float", "it is slow", COST)})
+
+    monkeypatch.setattr(search, "find_fast_forms", find)
+    arguments: dict[str, Any] = {"runtimes": ["openvino"], "resume": tmp_path / "state.json"}
+    result = qk.optimize("digits", data, output=tmp_path / "best.onnx", **arguments)
+    assert result.best.name == "int8 for OpenVINO, with slow layers in float for OpenVINO in OpenVINO"
+    graph = qk.load(result.file).graph
+    assert "QuantizeLinear" not in {graph[edge.node].op for edge in graph[slow[0]].inputs}
+    checked = qk.receipt(result.file)
+    assert checked.matches
+    assert checked.receipt is not None
+    assert checked.receipt["accuracy"] is None
+    again = qk.optimize("digits", data, output=tmp_path / "best.onnx", **arguments)
+    assert again.best.name == result.best.name
+    assert len(slow) == 1, "the built file was kept"
 
 
 def test_runtimes_that_cannot_catch_up_are_not_tried(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

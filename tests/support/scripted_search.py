@@ -38,6 +38,7 @@ def script(monkeypatch: pytest.MonkeyPatch, milliseconds: Milliseconds, drop: fl
 
     monkeypatch.setattr(search, "measure", measure)
     monkeypatch.setattr(search, "find_settings", lambda *_: ())
+    monkeypatch.setattr(search, "find_fast_forms", lambda *_: ())
     monkeypatch.setattr(search.FileSearch, "_measure_drop", measure_drop)
     return checked
 

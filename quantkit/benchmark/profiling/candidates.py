@@ -64,7 +64,7 @@ def profile_candidates(
 
 
 class AlternatingProfiles:
-    """Profiles of candidates in undisturbed calls, each in a process that stays open; a context manager.
+    """Profiles of candidates in undisturbed calls, each in one process for all rounds; a context manager.
 
     Args:
         original: candidate with the original graph.

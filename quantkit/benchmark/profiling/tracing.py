@@ -51,7 +51,7 @@ class TracedModels:
         self._opened: list[dict[str, Any]] = []
 
     def start(self, candidates: Sequence[Candidate]) -> None:
-        """Start the processes of candidates that have none yet: their imports overlap."""
+        """Start the processes of new candidates, whose imports overlap."""
         for each in candidates:
             if all(each != candidate for candidate, _ in self._workers):
                 self._workers.append((each, WorkerProcess(each.settings.environment, each.settings.cpus)))

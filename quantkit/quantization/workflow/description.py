@@ -1,6 +1,6 @@
 """Metadata of a quantized file: the facts about the model that its graph does not hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from math import isfinite
 from typing import Any
@@ -17,6 +17,7 @@ from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.model.model import tensor_info
+from quantkit.quantization.portability import certify
 from quantkit.quantization.ranges import graph_digest
 from quantkit.quantization.report import AccuracyReport, Latency, QuantizationReport
 from quantkit.quantization.workflow.conversion import Conversion
@@ -81,6 +82,24 @@ def make_receipt(model: Model, conversion: Conversion, report: QuantizationRepor
         ),
         "speed_ups": _describe_speedups(report.latency) if options.runs else None,
         "portability": None if report.portability is None else report.portability.to_json(),
+    }
+
+
+def replace_plan(receipt: Mapping[str, Any], conversion: Conversion) -> dict[str, Any]:
+    """Return the receipt of a file with other float layers: its accuracy and speed-ups are not measured.
+
+    Args:
+        receipt: receipt of the file whose conversion was changed.
+        conversion: changed conversion.
+    """
+    portability = receipt["portability"] and certify(conversion.quantized)
+    plan = _digest(with_digest(conversion.plan, conversion.graph).text)
+    return {
+        **receipt,
+        "plan": plan,
+        "accuracy": None,
+        "speed_ups": None,
+        "portability": portability and portability.to_json(),
     }
 
 

@@ -3,12 +3,12 @@
     alternating profiles  ->  times of the kernels and boundaries  ->  minimum cut  ->  profiles of the cut
 
 One profile shows whether float layers can save time at all: further ones are made only then. A predicted choice of
-float layers counts only if its file is measured to be faster. Each file has one process in each runtime, which stays
-open. The form for several runtimes minimizes over all of them. Without a measurement, no layer is float for its time
+float layers counts only if its file is measured to be faster. Each file has one process in each runtime for all
+rounds. The form for several runtimes minimizes over all of them. Without a measurement, no layer is float for its time
 alone, except by the table of costs: the files are then the same on every machine.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
@@ -46,7 +46,7 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
     options.on_progress(Progress(f"measuring the time of the layers in {titles}", 0, seconds=seconds))
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     try:
-        with temporary_folder() as folder, _FastForm(conversion, folder, samples) as form:
+        with temporary_folder() as folder, _FastForm(conversion, folder, samples, conversion.runtimes) as form:
             for rounds in (1, policy.PROFILE_ROUNDS - 1):
                 form.profile(rounds)
                 if next(form.find_alternatives(), None) is None:
@@ -55,6 +55,25 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
     except QuantkitError as error:
         options.on_message(f"the time of the layers is not measured: {error.message}")
         return conversion
+
+
+def find_fast_forms(
+    conversion: Conversion, samples: Mapping[str, tuple[int, ...]], runtime: str
+) -> Iterator[Conversion]:
+    """Yield the conversion with float layers, as profiles predict that they make it faster in a runtime.
+
+    Args:
+        conversion: conversion with all other decisions.
+        samples: shape of each input in a sample.
+        runtime: name of the runtime.
+
+    Raises:
+        UnavailableError: the runtime does not run a model, or does not measure the time of ops.
+    """
+    with temporary_folder() as folder, _FastForm(conversion, folder, samples, (runtime,)) as form:
+        form.profile(policy.PROFILE_ROUNDS)
+        for _, alternative in form.find_alternatives():
+            yield alternative
 
 
 class _FastForm:
@@ -69,21 +88,33 @@ class _FastForm:
         num_files: number of alternatives with a file.
     """
 
-    def __init__(self, conversion: Conversion, folder: Path, samples: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        conversion: Conversion,
+        folder: Path,
+        samples: Mapping[str, tuple[int, ...]],
+        runtimes: Collection[str],
+    ) -> None:
         """Write the conversion.
 
+        Args:
+            conversion: conversion with all kernels in int8.
+            folder: for the files of the models.
+            samples: shape of each input in a sample.
+            runtimes: runtimes to profile, some of those of the conversion.
+
         Raises:
-            UnavailableError: no runtime of the conversion is installed.
+            UnavailableError: the runtimes are not installed.
         """
         self.conversion, self.folder = conversion, folder
         file = self._write(conversion, "int8")
         floats, quantized = find_candidates(conversion, file, folder, samples)
         self.quantized = {each.settings.runtime: each for each in quantized}
-        self.floats = [each for each in floats if each.settings.runtime in self.quantized]
+        self.floats = [each for each in floats if each.settings.runtime in self.quantized.keys() & set(runtimes)]
         if not self.floats:
             raise UnavailableError("no runtime opens the float and the int8 model", hint="quantkit doctor lists them")
         shapes = infer_sample_shapes(conversion.graph, samples)
-        self.table = predict_costs(conversion.graph, conversion.plan, shapes, conversion.runtimes)
+        self.table = predict_costs(conversion.graph, conversion.plan, shapes, runtimes)
         self.costs, self.latency = self.table, 0.0
         self.num_files = 0
         self._profiles = AlternatingProfiles(self.floats[0])
@@ -101,8 +132,8 @@ class _FastForm:
         graph, plan = self.conversion.graph, self.conversion.plan
         pairs = [(each, self.quantized[each.settings.runtime]) for each in self.floats]
         for profiles, measured in zip(self._rounds, self._measure(pairs, rounds), strict=True):
-            for known, more in zip(profiles, measured, strict=True):
-                known += more
+            for earlier, more in zip(profiles, measured, strict=True):
+                earlier += more
         models = [measure_costs(graph, plan, self.table, before, after) for before, after in self._rounds]
         latencies = [median(profile.untraced_seconds for profile in after) for _, after in self._rounds]
         self.costs, self.latency = CostModel.mean(models), fmean(latencies)
