@@ -92,15 +92,10 @@ def replace_plan(receipt: Mapping[str, Any], conversion: Conversion) -> dict[str
         receipt: receipt of the file whose conversion was changed.
         conversion: changed conversion.
     """
-    portability = receipt["portability"] and certify(conversion.quantized)
+    certificate = certify(conversion.quantized) if receipt["portability"] else None
+    portability = None if certificate is None else certificate.to_json()
     plan = _digest(with_digest(conversion.plan, conversion.graph).text)
-    return {
-        **receipt,
-        "plan": plan,
-        "accuracy": None,
-        "speed_ups": None,
-        "portability": portability and portability.to_json(),
-    }
+    return {**receipt, "plan": plan, "accuracy": None, "speed_ups": None, "portability": portability}
 
 
 def _describe_accuracy(accuracy: AccuracyReport, samples: str, *, has_measurements: bool) -> dict[str, Any] | None:
