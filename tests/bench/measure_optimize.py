@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def measure_network(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the results of both searches, and the speed-ups of the first one's file over the other files."""
+    """Return the results of both searches, and the speed-ups of the file of the first search over the other files."""
     build, network = arguments.build, load_saved(name, arguments.build)
     options = {"time_budget": arguments.time_budget, "max_drop": arguments.max_drop}
     data = {"held_out": held_out_samples(name), "task": None if name in CLASSIFIERS else "regression"}
@@ -122,10 +122,10 @@ def measure_network(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     document = result.to_json()
     facts = {key: document[key] for key in ("answer", "best", "baseline", "front", "candidates", "reasons", "seconds")}
     facts["best"] = facts["best"] | {"file": Path(document["best"]["file"]).name}
-    found = {key: whole.to_json()[key] for key in ("answer", "candidates", "seconds")}
+    unlimited = {key: whole.to_json()[key] for key in ("answer", "candidates", "seconds")}
     nncf = peer_files.get("nncf")
     kernels = None if nncf is None else int8_fraction(Candidate("nncf", nncf, Settings("openvino", input_shapes=sizes)))
-    return {**facts, **options, "search": found, "speedups": speedups, "over": over, "kernels": kernels}
+    return {**facts, **options, "search": unlimited, "speedups": speedups, "over": over, "kernels": kernels}
 
 
 def held_out_samples(name: str) -> list[Feeds] | None:
@@ -161,7 +161,7 @@ def int8_fraction(candidate: Candidate) -> float:
     """Return the fraction of the time of the ops that int8 kernels take."""
     seconds, products = 0.0, 0.0
     for op in trace_calls(candidate).trace.ops:
-        is_product = op.precision == INT8 and any(word in f"{op.op} {op.kernel}".lower() for word in PRODUCTS)
+        is_product = op.precision == INT8 and any(part in f"{op.op} {op.kernel}".lower() for part in PRODUCTS)
         seconds += sum(op.seconds)
         products += sum(op.seconds) if is_product else 0.0
     return products / seconds
