@@ -16,6 +16,7 @@ from quantkit.data.labels import Labels
 from quantkit.data.preparation import PreparedSample
 from quantkit.errors import UsageError
 from quantkit.evaluation.opened_model import OpenedModel, open_model
+from quantkit.ir.graph import Graph
 from quantkit.model import Model
 from quantkit.model.transfer import ModelFile
 from quantkit.runtimes import open_session
@@ -216,9 +217,19 @@ def _open(settings: InferenceSettings, options: SessionOptions) -> tuple[OpenedM
         else:
             if settings.rows == "classes" or _has_class_scores(opened, settings):
                 return opened, True
+            if _has_all_endpoints(opened):
+                return opened, False
             opened.session.close()
     session = open_session(model.runnable, settings.runtime, options)
     return OpenedModel(model, session, model.runnable), False
+
+
+def _has_all_endpoints(opened: OpenedModel) -> bool:
+    """Return True if the session has the inputs and outputs of the model, and no others."""
+    model, runnable = opened.model, opened.runnable
+    if not isinstance(runnable, Graph):
+        return runnable is model.runnable
+    return (runnable.inputs, runnable.outputs) == (model.graph.inputs, model.graph.outputs)
 
 
 def _has_further_outputs(model: Model, settings: InferenceSettings, options: SessionOptions) -> bool:

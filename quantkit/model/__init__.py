@@ -1,6 +1,6 @@
 """Models: the value `Model`, importers that make it, and exporters that write it."""
 
-from quantkit.model.loading import LoadOptions, as_model, load
+from quantkit.model.loading import LoadKeywords, as_model, load
 from quantkit.model.model import Model
 
-__all__ = ["LoadOptions", "Model", "as_model", "load"]
+__all__ = ["LoadKeywords", "Model", "as_model", "load"]

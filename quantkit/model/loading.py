@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quantkit.zoo.cards import ModelCard
 
 
-class LoadOptions(TypedDict, total=False):
+class LoadKeywords(TypedDict, total=False):
     """Keyword arguments of `load`."""
 
     inputs: EdgeNames
@@ -51,7 +51,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 @public
-def as_model(value: Any, **options: Unpack[LoadOptions]) -> Model:
+def as_model(value: Any, **options: Unpack[LoadKeywords]) -> Model:
     """Return the `Model` of any value that a verb accepts; a `Model` is returned unchanged.
 
     Args:

@@ -26,7 +26,9 @@ from quantkit.batch_inference.rows import class_rows
 from quantkit.batch_inference.service import InferenceTask
 from quantkit.data.labels import read_labels
 from quantkit.errors import InputError, UsageError
+from quantkit.ir.text import from_text
 from quantkit.progress import Progress
+from quantkit.runtimes import Runtime
 
 ASSETS = Path(__file__).parent.parent.parent / "assets"
 HELD_OUT = ASSETS / "digits_heldout.npz"
@@ -70,6 +72,23 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def test_a_model_without_class_scores_is_opened_once(
+    tmp_path: Path, use_inline: Callable[..., InlineCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, open_session = [], Runtime.open
+
+    def count(self: Runtime, *rest: Any) -> Any:
+        opened.append(self.name)
+        return open_session(self, *rest)
+
+    monkeypatch.setattr(Runtime, "open", count)
+    use_inline()
+    graph = from_text("x = Placeholder[1x2x3]()\ny = Relu(x)").with_endpoints(["x"], ["y"])
+    qk.run(graph, np.ones((4, 2, 3), np.float32), tmp_path, runtime="reference")
+    assert opened == ["reference"]
+    assert len(rows_of(tmp_path)) == 4
 
 
 def test_rows_are_predictions_in_the_order_of_the_dataset(

@@ -29,7 +29,7 @@ from quantkit.errors import UsageError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
-from quantkit.model import LoadOptions, as_model
+from quantkit.model import LoadKeywords, as_model
 from quantkit.model.options import INPUT_SHAPES, LoadingOptions
 from quantkit.options import Declaration, option
 from quantkit.progress import OnProgress, ignore_progress
@@ -213,9 +213,9 @@ def _check_end_to_end(settings: Settings) -> None:
         raise UsageError("end-to-end calls run one at a time", hint="omit --streams, or --end-to-end")
 
 
-def _load_options(options: CandidateOptions) -> LoadOptions:
+def _load_options(options: CandidateOptions) -> LoadKeywords:
     """Return the keyword arguments of `quantkit.load`."""
-    load_options: LoadOptions = {"offline": options.offline, "on_progress": options.on_progress}
+    load_options: LoadKeywords = {"offline": options.offline, "on_progress": options.on_progress}
     if options.random_weights:
         load_options |= {"random_weights": True, "seed": options.seed}
     if options.signature or options.tags or options.checkpoint:
@@ -223,7 +223,7 @@ def _load_options(options: CandidateOptions) -> LoadOptions:
     return load_options
 
 
-def find_candidate(model: Any, settings: Settings, file: Path, **load_options: Unpack[LoadOptions]) -> Candidate:
+def find_candidate(model: Any, settings: Settings, file: Path, **load_options: Unpack[LoadKeywords]) -> Candidate:
     """Return the candidate of a model.
 
     Args:
@@ -254,7 +254,7 @@ def _needs_objects(path: Path) -> bool:
     return formats.SUFFIXES.get(path.suffix.lower()) == "keras" and bool(keras_objects())
 
 
-def _file_candidate(name: str, settings: Settings, load_options: LoadOptions) -> Candidate:
+def _file_candidate(name: str, settings: Settings, load_options: LoadKeywords) -> Candidate:
     """Return the candidate of a file, which its process reads, or of a model card, which is downloaded."""
     path = expand_user(name)
     is_card = name in {card.name for card in list_cards()}

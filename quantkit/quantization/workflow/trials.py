@@ -41,16 +41,20 @@ class Trials:
         self.samples = reference.first_runs(policy.TRIAL_STEPS if reference.states else policy.TRIAL_RUNS)
         self.gains: dict[str, float] = {}
         self.failures: list[str] = []
-        self._num_choices, self._num_done, self._seconds = 0, 0, 0.0
+        self._seconds = 0.0
         self._options = options
         self._reported: tuple[Conversion, AccuracyReport | None] | None = None
         self._best: tuple[Conversion, AccuracyReport] | None = None
 
     def choose(self, conversion: Conversion, choices: Sequence[Choice]) -> Conversion:
         """Return the conversion after each choice in turn, while trials are possible."""
-        self._num_choices = len(choices)
-        for self._num_done, choice in enumerate(choices):
+        for number, choice in enumerate(choices):
             if self.is_possible:
+                if self._seconds:
+                    remaining = self._seconds * (len(choices) - number)
+                    self._options.on_progress(
+                        Progress("comparing alternatives", number, len(choices), seconds=remaining)
+                    )
                 conversion = choice(conversion, self, self._options)
         return conversion
 
@@ -83,10 +87,6 @@ class Trials:
         default = self._trial(conversion)
         if default is None:
             return False
-        seconds = self._seconds * (self._num_choices - self._num_done)
-        self._options.on_progress(
-            Progress("comparing alternatives", self._num_done, self._num_choices, seconds=seconds)
-        )
         accuracy = self._measure(alternative)
         if accuracy is None:
             return False
