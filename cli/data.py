@@ -4,12 +4,12 @@ from argparse import ArgumentParser, Namespace
 
 from quantkit import data
 from quantkit.data.packing.workflow import PackOptions
-from quantkit.data.profiling import DEFAULT_SECONDS
+from quantkit.data.profiling import DataProfileOptions
 from quantkit.formats import check_distinct
 from quantkit.pipelines.loading import run_function
-from quantkit.pipelines.optimization import DEFAULT_TIME_BUDGET
+from quantkit.pipelines.optimization import PipelineOptions
 
-from ._arguments import add_offline, add_options, options_of, parse_positive, parse_seconds
+from ._arguments import add_offline, add_options, options_of, parse_positive
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -43,29 +43,13 @@ def _add_profile(parser: ArgumentParser) -> None:
         metavar="FILE.py:FUNCTION|DATA",
         help="function that returns a tf.data.Dataset; or image folder, list file or TFRecord files",
     )
-    parser.add_argument(
-        "--seconds",
-        type=parse_seconds,
-        default=parse_seconds(DEFAULT_SECONDS),
-        help=f"time of the measurement (default: {DEFAULT_SECONDS})",
-    )
-    parser.add_argument(
-        "--step-time",
-        type=parse_seconds,
-        help="time in which the consumer processes one element, in seconds (default: not known)",
-    )
+    add_options(parser, DataProfileOptions, step_seconds={"names": ("--step-time",)})
 
 
 def _add_optimize(parser: ArgumentParser) -> None:
     parser.add_argument("function", metavar="FILE.py:FUNCTION", help="function that returns a tf.data.Dataset")
-    parser.add_argument("-o", "--output", metavar="GRAPH.pb", help="file for the optimized dataset (default: no file)")
+    add_options(parser, PipelineOptions, output={"names": ("-o", "--output")})
     parser.add_argument("--explain", action="store_true", help="print the changes and skips of each rewrite")
-    parser.add_argument(
-        "--time-budget",
-        type=parse_seconds,
-        default=parse_seconds(DEFAULT_TIME_BUDGET),
-        help=f"approximate time of all measurements, for example 90s (default: {DEFAULT_TIME_BUDGET})",
-    )
 
 
 def _add_pack(parser: ArgumentParser) -> None:
@@ -105,7 +89,7 @@ def _verify(args: Namespace) -> int:
 
 def _profile(args: Namespace) -> int:
     source = run_function(args.data) if ".py:" in args.data else args.data
-    result = data.profile(source, seconds=args.seconds, step_seconds=args.step_time)
+    result = data.profile(source, **options_of(data.profile, args, "data"))
     emit(args, result)
     return 0
 
@@ -114,6 +98,6 @@ def _optimize(args: Namespace) -> int:
     check_distinct({"--output": args.output}, {"the pipeline": args.function.rpartition(":")[0]})
     dataset = run_function(args.function)
     with show_progress(args) as show:
-        result = data.optimize(dataset, output=args.output, time_budget=args.time_budget, on_progress=show)
+        result = data.optimize(dataset, **options_of(data.optimize, args), on_progress=show)
     emit(args, result, "\n".join(result.lines(explain=args.explain)))
     return 0

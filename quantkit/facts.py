@@ -8,6 +8,13 @@ Facts = Iterable[tuple[str, str]]
 RANDOM_WEIGHTS_NOTE = "random weights: latency is valid, predictions are not"
 
 
+class PlainReport:
+    """Report whose text is also its form in notebooks."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
 def format_facts(title: str, facts: Facts, notes: Iterable[str] = ()) -> str:
     """Return a title and one line for each fact and note.
 

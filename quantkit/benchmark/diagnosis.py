@@ -6,7 +6,6 @@ Each runtime opens the bundled model in a process of its own, which shows the li
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from quantkit.benchmark.sampling.selection import find_candidate
 from quantkit.benchmark.sweep import Sweep, sweep
 from quantkit.distribution import find_other_distributions, install_command
 from quantkit.errors import UnavailableError
+from quantkit.facts import PlainReport
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import Model, load
 from quantkit.progress import OnProgress, Progress, ignore_progress
@@ -76,7 +76,7 @@ class TargetDiagnosis:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(PlainReport):
     """Machine, runtimes, and advice on thread settings.
 
     Attributes:
@@ -134,9 +134,6 @@ class Diagnosis:
             names, command = ", ".join(self.others), f"pip uninstall {' '.join(self.others)}"
             sections.append((f"warning: {names} installs another package quantkit in the same folder: {command}",))
         return "\n\n".join("\n".join(section) for section in sections if section)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 def diagnose(

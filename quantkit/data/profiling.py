@@ -1,40 +1,57 @@
 """Profile of an input pipeline: a ``tf.data.Dataset``, or the one that reads and decodes the images of a dataset."""
 
+from dataclasses import KW_ONLY, dataclass
 from functools import reduce
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from quantkit.arguments import parse_duration, public
+from quantkit.arguments import parse_duration, public, require_duration
 from quantkit.data.dataset import IMAGE_FEATURES, FileDataset, encoded_image
 from quantkit.data.sources import as_dataset
 from quantkit.errors import UsageError
 from quantkit.formats.tfrecord import compression_of
+from quantkit.options import Declaration, option, takes
 from quantkit.pipelines import PipelineProfile, profile_dataset
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 
 DEFAULT_SECONDS = "3s"
 
 
-@public
-def profile(
-    data: Any, *, seconds: float | str = DEFAULT_SECONDS, step_seconds: float | str | None = None
-) -> PipelineProfile:
-    """Profile an input pipeline: rates, the core time of each stage, and the limits.
+@dataclass(frozen=True)
+class DataProfileOptions:
+    """The arguments of `profile`."""
 
-    Args:
-        data: ``tf.data.Dataset``; or a folder, list or TFRecord files of images, which are read and decoded.
-        seconds: time of the measurement in seconds, or a text such as ``3s``.
-        step_seconds: time in which the consumer processes one element, for example a training step.
+    data: Annotated[
+        Any,
+        Declaration(
+            doc="``tf.data.Dataset``; or a folder, list or TFRecord files of images, which are read and decoded"
+        ),
+    ]
+    _: KW_ONLY
+    seconds: float | str = option(
+        DEFAULT_SECONDS, require_duration, help=f"time of the measurement (default: {DEFAULT_SECONDS})"
+    )
+    step_seconds: float | str | None = option(
+        None,
+        require_duration,
+        metavar="STEP_TIME",
+        help="time in which the consumer processes one element, in seconds (default: not known)",
+    )
+
+
+@public
+@takes(DataProfileOptions)
+def profile(options: DataProfileOptions) -> PipelineProfile:
+    """Profile an input pipeline: rates, the core time of each stage, and the limits.
 
     Raises:
         UsageError: an argument is wrong.
         InputError: the data does not exist, or the pipeline fails or has no elements.
         UnavailableError: TensorFlow is not installed, or the pipeline has autotuning disabled.
     """
-    duration = parse_duration(seconds, "seconds")
-    step = None if step_seconds is None else parse_duration(step_seconds, "step_seconds")
-    return profile_dataset(as_pipeline(data), duration, step)
+    step = None if options.step_seconds is None else parse_duration(options.step_seconds)
+    return profile_dataset(as_pipeline(options.data), parse_duration(options.seconds), step)
 
 
 def as_pipeline(data: Any) -> Any:

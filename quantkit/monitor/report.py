@@ -36,6 +36,11 @@ from quantkit.monitor.verdict import (
     describe_gpu,
 )
 
+# Facts that the JSON document states under their own names.
+_FIGURES = (
+    *("cores", "cpu", "host_cpu", "iowait", "queued", "minor_faults", "major_faults", "swapped"),
+    *("read", "written", "received", "memory_fraction", "throttled"),
+)
 # Rows of the table of threads.
 MAX_THREADS = 8
 _FADED_NOTE = "The faded parts, the start of the job and its idle end, are not judged."
@@ -155,21 +160,9 @@ class Monitoring:
             "seconds": self.seconds,
             "judged_seconds": facts.seconds,
             "overhead": self.overhead,
-            "cores": facts.cores,
-            "cpu": facts.cpu,
             "kernel_fraction": facts.system,
-            "host_cpu": facts.host_cpu,
-            "iowait": facts.iowait,
+            **{name: getattr(facts, name) for name in _FIGURES},
             "activities": dict(facts.activities),
-            "queued": facts.queued,
-            "minor_faults": facts.minor_faults,
-            "major_faults": facts.major_faults,
-            "swapped": facts.swapped,
-            "read": facts.read,
-            "written": facts.written,
-            "received": facts.received,
-            "memory_fraction": facts.memory_fraction,
-            "throttled": facts.throttled,
             "steps": facts.steps and facts.steps.to_json(),
             "calls": facts.calls and asdict(facts.calls),
             "gpu": facts.gpu and asdict(facts.gpu),

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from quantkit.benchmark.results.report import align_columns, format_latency
 from quantkit.benchmark.sweep.result import BestSettings
 from quantkit.benchmark.sweep.state import MeasuredTrial
 from quantkit.errors import UsageError
+from quantkit.facts import PlainReport
 from quantkit.formats import SUFFIXES, check_target
 from quantkit.formats.files import write_whole
 from quantkit.formats.sizes import format_size
@@ -27,7 +27,7 @@ DEFAULT = "the default settings"
 
 
 @dataclass(frozen=True, repr=False)
-class Optimization:
+class Optimization(PlainReport):
     """The fastest file of a model inside an accuracy bound, with the proof.
 
     Attributes:
@@ -225,9 +225,6 @@ class Optimization:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 TITLES = ("candidate", "ms", "speed-up", "drop", "at most", "size")

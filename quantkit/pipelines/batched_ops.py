@@ -11,6 +11,9 @@ import numpy as np
 from quantkit.ir.graph import Edge, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.table import Fact, find_ops
+from quantkit.ops.tensorflow.signatures import attribute
+
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
 class NotVectorizableError(Exception):
@@ -97,7 +100,7 @@ class BatchedBody:
             base = "batch_size"
             shape = self.new(base, "Shape", [self.first_batched], batched=False, T=self._type, out_type=DType.INT32)
             ends = [self.constant(base, [value]) for value in (0, 1, 1)]
-            masks = dict.fromkeys(("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"), 0)
+            masks = dict.fromkeys(_MASKS, 0)
             self._batch_size = self.new(
                 base, "StridedSlice", [shape, *ends], batched=False, T=DType.INT32, Index=DType.INT32, **masks
             )
@@ -211,14 +214,11 @@ def _reshape(body: BatchedBody, node: Node) -> None:
     data, sizes = node.inputs
     if sizes in body.batched:
         raise NotVectorizableError(f"{node.name} (Reshape) has a shape that differs from row to row")
-    kind = node.attrs.get("Tshape", DType.INT32)
-    assert isinstance(kind, DType)
-    body.add(node.with_(inputs=(data, body.with_batch_size(node.name, sizes, kind))))
+    body.add(node.with_(inputs=(data, body.with_batch_size(node.name, sizes, attribute(node, "Tshape")))))
 
 
 def _squeeze(body: BatchedBody, node: Node) -> None:
-    dims = node.attrs.get("squeeze_dims", ())
-    assert isinstance(dims, tuple)
+    dims: tuple[int, ...] = attribute(node, "squeeze_dims")
     axes = dims or tuple(axis for axis, size in enumerate(body.sizes(node.inputs[0])) if size == 1)
     rank = body.rank(node.inputs[0])
     body.add(node.with_attrs(squeeze_dims=tuple(axis % rank + 1 for axis in axes)))
@@ -239,19 +239,13 @@ def _slice(body: BatchedBody, node: Node) -> None:
 def _strided_slice(body: BatchedBody, node: Node) -> None:
     values = [body.value(edge).reshape(-1) for edge in node.inputs[1:]]
     edges = [body.constant(node.name, [first, *each]) for first, each in zip((0, 0, 1), values, strict=True)]
-    masks = {}
-    for name in ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"):
-        mask = node.attrs.get(name, 0)
-        assert isinstance(mask, int)
-        masks[name] = mask << 1 | (name in ("begin_mask", "end_mask"))
+    masks = {name: attribute(node, name) << 1 | (name in ("begin_mask", "end_mask")) for name in _MASKS}
     body.add(node.with_(inputs=(node.inputs[0], *edges)).with_attrs(Index=DType.INT32, **masks))
 
 
 def _pack(body: BatchedBody, node: Node) -> None:
-    axis = node.attrs.get("axis", 0)
-    assert isinstance(axis, int)
     inputs = tuple(body.broadcast(edge, node.attrs.get("T"), node.name) for edge in node.inputs)
-    body.add(node.with_(inputs=inputs).with_attrs(axis=_axis(axis)))
+    body.add(node.with_(inputs=inputs).with_attrs(axis=_axis(attribute(node, "axis"))))
 
 
 def _concat(body: BatchedBody, node: Node) -> None:
@@ -262,16 +256,12 @@ def _concat(body: BatchedBody, node: Node) -> None:
 
 
 def _unpack(body: BatchedBody, node: Node) -> None:
-    axis, count = node.attrs.get("axis", 0), node.attrs["num"]
-    assert isinstance(axis, int)
-    assert isinstance(count, int)
-    body.add(node.with_attrs(axis=_axis(axis)), count)
+    body.add(node.with_attrs(axis=_axis(attribute(node, "axis"))), attribute(node, "num"))
 
 
 def _gather(body: BatchedBody, node: Node) -> None:
     params, indices, axis_edge = node.inputs
-    axis, batch_dims = int(body.value(axis_edge)), node.attrs.get("batch_dims", 0)
-    assert isinstance(batch_dims, int)
+    axis, batch_dims = int(body.value(axis_edge)), attribute(node, "batch_dims")
     if params in body.batched:
         is_batched = indices in body.batched
         edge = body.constant(node.name, axis % body.rank(params) + 1)
@@ -287,15 +277,12 @@ def _gather(body: BatchedBody, node: Node) -> None:
 
 def _one_hot(body: BatchedBody, node: Node) -> None:
     _require_unbatched(body, node.inputs[1:], node)
-    axis = node.attrs.get("axis", -1)
-    assert isinstance(axis, int)
-    body.add(node.with_attrs(axis=_axis(axis)))
+    body.add(node.with_attrs(axis=_axis(attribute(node, "axis"))))
 
 
 def _shape(body: BatchedBody, node: Node) -> None:
     """Return the shape of one row, which is the same for every row."""
-    dtype = node.attrs.get("out_type", DType.INT32)
-    assert isinstance(dtype, DType)
+    dtype = DType.INT32 if node.op == "Rank" else attribute(node, "out_type")
     value = {"Shape": body.sizes, "Size": lambda edge: int(np.prod(body.sizes(edge))), "Rank": body.rank}[node.op]
     edge = body.constant(node.name, value(node.inputs[0]), dtype)
     body.add(Node(node.name, "Identity", (edge,), attrs={"T": dtype}), batched=False)
@@ -314,8 +301,7 @@ def _tile(body: BatchedBody, node: Node) -> None:
 
 
 def _ensure_shape(body: BatchedBody, node: Node) -> None:
-    shape = node.attrs["shape"]
-    assert isinstance(shape, Shape)
+    shape: Shape = attribute(node, "shape")
     body.add(node.with_attrs(shape=shape if shape.dims is None else Shape((None, *shape.dims))))
 
 
@@ -331,8 +317,7 @@ def _parse_example(body: BatchedBody, node: Node) -> None:
     _require_unbatched(body, node.inputs[1:], node)
     if node.attrs.get("num_sparse") or node.attrs.get("ragged_value_types"):
         raise NotVectorizableError(f"{node.name} ({node.op}) has sparse or ragged features")
-    shapes = node.attrs.get("dense_shapes", ())
-    assert isinstance(shapes, tuple)
+    shapes: tuple[Shape, ...] = attribute(node, "dense_shapes")
     if not all(shape.is_known for shape in shapes):
         raise NotVectorizableError(f"{node.name} ({node.op}) has a feature of variable length")
     body.add(node, len(shapes))

@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
-from quantkit.arguments import expand_user, parse_duration, public, require_path, without_none
+from quantkit.arguments import expand_user, parse_duration, public, require_callable, require_duration, require_path
 from quantkit.cores import available_cores
 from quantkit.errors import QuantkitError
 from quantkit.formats.files import check_target
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
+from quantkit.options import Declaration, option, takes
 from quantkit.pipelines import bridge
 from quantkit.pipelines.caching import delay_shuffles, find_cache_site, free_memory, insert_cache
 from quantkit.pipelines.cleanup import remove_no_ops
@@ -53,24 +54,34 @@ _VERIFY_FRACTION, _MAX_VERIFY_FRACTION = 0.04, 0.2
 _EPOCH_FRACTION, _MIN_EPOCH, _MAX_EPOCH = 0.015, 0.03, 1.0
 
 
+@dataclass(frozen=True)
+class PipelineOptions:
+    """The arguments of `optimize`."""
+
+    dataset: Annotated[Any, Declaration(doc="dataset; it is not changed")]
+    _: KW_ONLY
+    output: str | os.PathLike[str] | None = option(
+        None,
+        require_path,
+        metavar="GRAPH.pb",
+        help="file for the optimized dataset (default: no file)",
+        doc="file for the optimized dataset, which `load_dataset` reads (default: no file)",
+    )
+    time_budget: float | str = option(
+        DEFAULT_TIME_BUDGET,
+        require_duration,
+        help=f"approximate time of all measurements, for example 90s (default: {DEFAULT_TIME_BUDGET})",
+    )
+    on_progress: OnProgress = option(ignore_progress, require_callable, doc="receives the number of finished rewrites")
+
+
 @public
-def optimize(
-    dataset: Any,
-    *,
-    output: str | os.PathLike[str] | None = None,
-    time_budget: float | str = DEFAULT_TIME_BUDGET,
-    on_progress: OnProgress = ignore_progress,
-) -> OptimizationResult:
+@takes(PipelineOptions)
+def optimize(options: PipelineOptions) -> OptimizationResult:
     """Rewrite a ``tf.data.Dataset`` so that it yields the same elements at a higher rate.
 
     Each rewrite (maps applied to batches, fused maps, parallel calls, prefetch, a cache in memory, no stages without
     effect) is verified element by element and measured against the pipeline without it, and applied only if it gains.
-
-    Args:
-        dataset: dataset; it is not changed.
-        output: file for the optimized dataset, which `load_dataset` reads (default: no file).
-        time_budget: approximate time of all measurements in seconds, or a text such as ``60s`` or ``5m``.
-        on_progress: receives the number of finished rewrites.
 
     Returns:
         The result with the optimized dataset as ``.dataset``.
@@ -81,14 +92,13 @@ def optimize(
         UnavailableError: TensorFlow is not installed or cannot serialize the dataset, or `output` is given and the
             dataset runs Python code (``numpy_function``, ``py_function``, ``from_generator``).
     """
-    require_path(**without_none(output=output))
-    budget = parse_duration(time_budget, "time_budget")
+    dataset, output = options.dataset, options.output
     if output is not None:
         check_target(expand_user(output))
     graph = bridge.to_graph(dataset)
     if output is not None:
         bridge.check_portable(graph, dataset.element_spec)
-    optimizer = _Optimizer(graph, budget, on_progress)
+    optimizer = _Optimizer(graph, parse_duration(options.time_budget), options.on_progress)
     final, steps, gain = optimizer.run()
     spec = dataset.element_spec
     is_changed = any(step.applied for step in steps)

@@ -1,11 +1,11 @@
 """Result of the optimization of a pipeline."""
 
-import html
 import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quantkit.arguments import expand_user, public
+from quantkit.facts import PlainReport
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Skip
@@ -70,7 +70,7 @@ class PipelineStep:
 
 
 @dataclass(frozen=True)
-class OptimizationResult:
+class OptimizationResult(PlainReport):
     """Optimized pipeline.
 
     Attributes:
@@ -152,6 +152,3 @@ class OptimizationResult:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"

@@ -1,6 +1,5 @@
 """Profile of a pipeline: its rate, the time of each stage, and the limits of stages, cores, disk and consumer."""
 
-import html
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import numpy as np
 
 from quantkit.cores import available_cores
 from quantkit.errors import InputError, UnavailableError, one_line
+from quantkit.facts import PlainReport
 from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType
@@ -39,7 +39,7 @@ _MIN_TIME = 0.02
 
 
 @dataclass(frozen=True)
-class PipelineProfile:
+class PipelineProfile(PlainReport):
     """Profile of a pipeline.
 
     Attributes:
@@ -139,9 +139,6 @@ class PipelineProfile:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def profile_dataset(dataset: Any, seconds: float, step_seconds: float | None = None) -> PipelineProfile:

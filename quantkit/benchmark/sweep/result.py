@@ -5,7 +5,6 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from quantkit.benchmark.results.report import align_columns, format_latency
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sweep.state import MeasuredTrial
+from quantkit.facts import PlainReport
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import find_runtime
 
@@ -227,7 +227,7 @@ class ModelSweep:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep:
+class Sweep(PlainReport):
     """Best settings of several models.
 
     Attributes:
@@ -267,6 +267,3 @@ class Sweep:
             best = f"fastest with its best settings: {self.best.model} in {self.best.candidate.settings.runtime}"
             sections.append("\n".join([*verdicts, best]))
         return "\n\n".join([*sections, self.machine.sentence])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"

@@ -1,6 +1,5 @@
 """Results of packing and of verification."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from quantkit.data.packing.index import Index, index_path
 from quantkit.data.packing.writer import SkippedSample
 from quantkit.errors import CheckError
+from quantkit.facts import PlainReport
 from quantkit.formats.sizes import format_size
 
 # Number of skipped samples that the text lists.
@@ -16,7 +16,7 @@ _MAX_LINES = 5
 
 
 @dataclass(frozen=True)
-class PackResult:
+class PackResult(PlainReport):
     """Result of packing.
 
     Attributes:
@@ -94,12 +94,9 @@ class PackResult:
                 lines.append(f"  and {len(self.skipped) - _MAX_LINES} more, listed in {self.index.name}.index.json")
         return "\n".join([*lines, *self.notes])
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
 
 @dataclass(frozen=True)
-class VerificationResult:
+class VerificationResult(PlainReport):
     """Result of the verification of shards.
 
     Attributes:
@@ -148,6 +145,3 @@ class VerificationResult:
         lines = [f"{file}: {problem}" for file, problem in self.problems.items() if problem]
         damaged = f"{len(lines)} damaged" if lines else "all intact"
         return "\n".join([*lines, f"{len(self.problems)} files, {format_size(self.num_bytes)}: {damaged}"])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
