@@ -18,6 +18,8 @@ INTEGER = re.compile(r"-?[0-9]+")
 FLOAT = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan|0x[0-9a-f]+)")
 # Maximum number of dangling inputs in the hint of the error.
 MAX_LISTED_INPUTS = 5
+# Transforms of the original that quantkit's own run in classic mode; errors in their options can be ignored too.
+_EQUAL = ("remove_attribute", "remove_device", "rename_op")
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,11 @@ def _adapt_transform(transform: Transform) -> ClassicTransform:
         graph = to_graph(nodes, Graph({}), versions=context.versions, library=context.library)
         graph = graph.with_(inputs=edges(context.inputs, graph), outputs=edges(context.outputs, graph))
         options = {key: value for key, value in context.params.items() if key in transform.options}
-        return from_graph(transform.apply(graph, options, context.services).graph)
+        try:
+            return from_graph(transform.apply(graph, options, context.services).graph)
+        except RecipeError as error:
+            if transform.name in _EQUAL:
+                raise GraphError(error.message, error.hint) from error
+            raise
 
     return ClassicTransform(transform.name, function, is_exact=transform.is_exact)
