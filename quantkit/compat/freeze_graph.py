@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.arguments import expand_user
+from quantkit.compat.benchmark_model import SPELLED
 from quantkit.errors import InputError, UsageError
 from quantkit.formats import check_target, graphdef
 from quantkit.formats.files import save_graphdef
@@ -17,6 +18,7 @@ from quantkit.formats.kinds import HEAD_BYTES, is_text, open_file
 from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.model import as_model
+from quantkit.options import Declaration, option
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.recipes import rewrite
 from quantkit.runtimes.tensorflow_library import (
@@ -27,13 +29,28 @@ from quantkit.runtimes.tensorflow_library import (
 )
 
 HINT = "run quantkit transform GRAPH --checkpoint PREFIX -o OUT.pb, which supports more variable ops"
-# Flags of TensorFlow's tool, except the output file.
-FLAGS = (
-    *("input_graph", "input_saver", "input_binary", "input_checkpoint", "checkpoint_version"),
-    *("output_node_names", "restore_op_name", "filename_tensor_name", "clear_devices"),
-    *("initializer_nodes", "variable_names_whitelist", "variable_names_denylist"),
-    *("input_meta_graph", "input_saved_model_dir", "saved_model_tags"),
-)
+_IGNORED = Declaration(help="ignored; kept for compatibility")
+
+
+@dataclass(frozen=True)
+class FreezeGraphFlags:
+    """Flags of TensorFlow's tool, except the output file."""
+
+    input_graph: str = option("", help="GraphDef file to read, binary or text")
+    input_saver: str = option("", help="SaverDef file to read (default: none)")
+    input_checkpoint: str = option("", help="prefix of the checkpoint files")
+    checkpoint_version: int = option(2, help="version of the checkpoint format (default: 2)")
+    input_binary: bool = option(False, SPELLED, help="input is binary (default: auto-detected)")
+    output_node_names: str = option("", help="comma-separated output names")
+    restore_op_name: str = option("save/restore_all", _IGNORED)
+    filename_tensor_name: str = option("save/Const:0", _IGNORED)
+    clear_devices: bool = option(True, SPELLED, help="remove the device strings of nodes (default: true)")
+    initializer_nodes: str = option("", help="comma-separated names of nodes that run before the variables are read")
+    variable_names_whitelist: str = option("", help="comma-separated names of the variables to freeze (default: all)")
+    variable_names_denylist: str = option("", help="comma-separated names of the variables to keep (default: none)")
+    input_meta_graph: str = option("", help="MetaGraphDef file to read instead of a GraphDef")
+    input_saved_model_dir: str = option("", help="SavedModel folder to read instead of a GraphDef")
+    saved_model_tags: str = option("serve", help="comma-separated tags of a SavedModel graph (default: serve)")
 
 
 @dataclass(frozen=True)
@@ -102,7 +119,7 @@ def freeze_graph(
     """Replace variables by constants.
 
     Args:
-        flags: values of `FLAGS`. ``input_binary`` is ignored: the encoding is detected.
+        flags: values of `FreezeGraphFlags`. ``input_binary`` is ignored: the encoding is detected.
         offline: never download a known model.
         on_progress: receives the progress of a download.
 
