@@ -96,9 +96,10 @@ def test_explain_and_verify(standin: Path, tmp_path: Path, capsys: pytest.Captur
     """The file names no input: its card does."""
     pytest.importorskip("tensorflow", reason="pip install tensorflow")
     arguments = ["transform", str(standin / "classify_image_graph_def.pb"), "-o", str(tmp_path / "out.pb")]
-    assert main([*arguments, f"--transforms={RECIPES['float']}", "--explain", "--verify", "-q"]) == 0
+    recipe = "strip_unused_nodes remove_nodes(op=Identity, op=CheckNumerics) fold_old_batch_norms"
+    assert main([*arguments, f"--transforms={recipe}", "--explain", "--verify", "-q"]) == 0
     text = capsys.readouterr().out
-    assert text.count("verified: ") == 8, "one for each transform of the recipe"
+    assert text.count("verified: ") == 3, "one for each transform of the recipe"
     assert "fold_old_batch_norms: 796 -> 514 nodes" in text
     assert "86 more (--verbose lists them)" in text
 
