@@ -18,8 +18,9 @@ import logging
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,6 +31,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "support"))
 
 from finetuning_networks import PROBLEMS, Problem  # noqa: E402
+from onnx_networks import OnnxNetwork, bootstrap, ratio, with_count  # noqa: E402
 
 import quantkit as qk  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
@@ -54,6 +56,7 @@ LEAST_LOSS = {
     "correlation": 0.0005,
     "target_correlation": 0.001,
     "psnr": 0.1,
+    "task": 0.002,
 }
 # Held-out samples that compare a file with its simulation.
 NUM_SIMULATED = 500
@@ -92,6 +95,9 @@ CASES = {
     "sediment_unet_7_bits_per_tensor": Case("sediment_unet", scheme={"weights": "qint8 symmetric reduce_range"}),
     "super_resolution_eightbit": Case("super_resolution", "eightbit"),
     "super_resolution_7_bits_per_tensor": Case("super_resolution", scheme={"weights": "qint8 symmetric reduce_range"}),
+    "xfeat_7_bits_per_tensor": Case("xfeat", scheme={"weights": "qint8 symmetric reduce_range"}),
+    "ultraface_7_bits_per_tensor": Case("ultraface", scheme={"weights": "qint8 symmetric reduce_range"}),
+    "kwt1_7_bits_per_tensor": Case("kwt1", scheme={"weights": "qint8 symmetric reduce_range"}),
     "inception_v3": Case("inception_v3"),
 }
 FORMS = {
@@ -105,8 +111,7 @@ def measure(name: str, method: str, build: Path) -> dict[str, Any]:
     """Return the figures of one model; the process must be new."""
     case = (CASES | FORMS)[name]
     problem = PROBLEMS[case.problem](build)
-    # An interrupted training continues from the state next to the file.
-    output = build / f"{name}.{method}{find_target(case.target).suffixes[0]}"
+    output = output_file(build, name, method, case)
     scheme = {"target": case.target, **(case.scheme or {})}
     start = perf_counter()
     result = qk.quantize(
@@ -128,20 +133,55 @@ def measure(name: str, method: str, build: Path) -> dict[str, Any]:
     return row
 
 
+def output_file(build: Path, name: str, method: str, case: Case) -> Path:
+    """Return the file of a model. An interrupted training continues from the state next to it."""
+    return build / f"{name}.{method}{find_target(case.target).suffixes[0]}"
+
+
 def compare(result: qk.QuantizationResult, problem: Problem, path: Path) -> dict[str, Any]:
     """Return the accuracy on the held-out samples, and the agreement of the file with its simulation."""
     conversion = result.conversion
     with open_session(qk.load(problem.model, **problem.options).graph, "auto") as session:
         floats = compute_scores(session, problem.held_out)
-    figures: dict[str, Any] = {"float": describe(floats, floats, problem.labels), "accuracy": {}, "simulation": {}}
+    figures: dict[str, Any] = {"float": describe(floats, floats, problem), "accuracy": {}, "simulation": {}}
+    all_sums: dict[str, Array] = {}
+    network, score = problem.network, find_score(problem)
+    if network is not None:
+        with open_session(problem.model, "onnxruntime") as session:
+            figures["float"]["task"] = round(score(measure_task(network, session).sum(0)), 5)
     for runtime in conversion.runtimes:
         with open_session(path, runtime) as session:
             scores = compute_scores(session, problem.held_out)
+            sums = count_agreement(floats, scores) if network is None else measure_task(network, session)
         simulated = simulate_scores(conversion, runtime, problem.held_out[:NUM_SIMULATED])
-        figures["accuracy"][runtime] = describe(floats, scores, problem.labels)
-        compared = correlation if has_values(problem.labels) else agreement
+        figures["accuracy"][runtime] = describe(floats, scores, problem)
+        compared = agreement if problem.has_classes else correlation
         figures["simulation"][runtime] = round(compared(simulated, scores[:NUM_SIMULATED]), 4)
+        if network is not None:
+            figures["accuracy"][runtime]["task"] = round(score(sums.sum(0)), 5)
+        all_sums[runtime] = sums
+    np.savez(sums_file(path), **all_sums)  # type: ignore[arg-type]
     return figures
+
+
+def sums_file(path: Path) -> Path:
+    """Return the file of the sums of each held-out sample of a model, by runtime."""
+    return path.with_suffix(".sums.npz")
+
+
+def measure_task(network: OnnxNetwork, session: Session) -> Array:
+    """Return the sums of the task's metric of each held-out sample, (n, k)."""
+    names = [info.name for info in session.outputs]
+
+    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return dict(zip(names, session.run(feeds).values(), strict=True))
+
+    return network.evaluate(run)
+
+
+def count_agreement(floats: Array, scores: Array) -> Array:
+    """Return the sums of the agreement with the float model, (n, 2)."""
+    return with_count(floats.argmax(1) == scores.argmax(1))
 
 
 def compute_scores(session: Session, samples: Array) -> Array:
@@ -175,18 +215,15 @@ def psnr(labels: Array, scores: Array) -> float:
     return float(np.mean(-10 * np.log10(errors)))
 
 
-def has_values(labels: Array | None) -> bool:
-    return labels is not None and labels.dtype.kind == "f"
-
-
-def describe(floats: Array, scores: Array, labels: Array | None) -> dict[str, float]:
+def describe(floats: Array, scores: Array, problem: Problem) -> dict[str, float]:
     """Return agreement, mean KL divergence, and top-1 with labels; for values the correlations."""
-    if labels is not None and has_values(labels):
+    labels = problem.labels
+    if not problem.has_classes:
+        figures = {"correlation": round(correlation(floats, scores), 5)}
+        if labels is None:
+            return figures
         has_label = ~np.isnan(labels)
-        figures = {
-            "correlation": round(correlation(floats, scores), 5),
-            "target_correlation": round(correlation(labels[has_label], scores[has_label]), 5),
-        }
+        figures["target_correlation"] = round(correlation(labels[has_label], scores[has_label]), 5)
         return figures if has_label.all() else figures | {"psnr": round(psnr(labels, scores), 3)}
     logarithms = [log_probabilities(array) for array in (floats, scores)]
     divergence = np.mean(np.sum(np.exp(logarithms[0]) * (logarithms[0] - logarithms[1]), 1))
@@ -247,7 +284,7 @@ def main() -> None:
             if (name in CASES or method != LAYERWISE) and method not in rows_of(read(), name):
                 row = run(name, method, options.build)
                 print(name, method, json.dumps(row), flush=True)
-                save(name, method, row)
+                save(name, method, row, options.build)
 
 
 def read() -> dict[str, Any]:
@@ -261,7 +298,31 @@ def rows_of(document: dict[str, Any], name: str) -> dict[str, Any]:
     return rows
 
 
-def save(name: str, method: str, row: dict[str, Any]) -> None:
+def compute_gains(name: str, method: str, build: Path) -> dict[str, dict[str, float]]:
+    """Return the gain over the calibrated model in the task's metric, or in agreement, on the held-out samples.
+
+    The intervals of 95 % are those of a bootstrap over the samples; by runtime.
+    """
+    case = (CASES | FORMS)[name]
+    score = find_score(PROBLEMS[case.problem](build))
+    before, after = (dict(np.load(sums_file(output_file(build, name, each, case)))) for each in (CALIBRATED, method))
+    gains = {}
+    for runtime, sums in before.items():
+        difference = partial(difference_of_rows, score, sums, after[runtime])
+        low, high = bootstrap(len(sums), difference)
+        gains[runtime] = {"value": difference(np.arange(len(sums))), "low": low, "high": high}
+    return gains
+
+
+def find_score(problem: Problem) -> Callable[[Array], float]:
+    return ratio if problem.network is None else problem.network.score
+
+
+def difference_of_rows(score: Callable[[Array], float], before: Array, after: Array, rows: Array) -> float:
+    return score(after[rows].sum(0)) - score(before[rows].sum(0))
+
+
+def save(name: str, method: str, row: dict[str, Any], build: Path) -> None:
     machine = this_machine().to_json()
     document = {"schema": "quantkit.finetuning/1", "machine": machine} | read()
     rows = rows_of(document, name)
@@ -269,6 +330,7 @@ def save(name: str, method: str, row: dict[str, Any]) -> None:
     row["cpu"] = machine["cpu"]
     if name in CASES and method != CALIBRATED:
         row["recovered"] = compute_recovery(rows, method)
+        row["gain"] = compute_gains(name, method, build)
     OUTPUT.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -17,18 +17,31 @@ from quantkit.formats.state_files import write_state
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.memory import available_memory
-from quantkit.quantization.fallback import Loss
-from quantkit.quantization.finetuning.layerwise import _Moments
+from quantkit.quantization.fallback import ERROR, Loss
+from quantkit.quantization.finetuning import augmentation
+from quantkit.quantization.finetuning.augmentation import augment
+from quantkit.quantization.finetuning.layerwise import _Moments, tune_layers
+from quantkit.quantization.finetuning.report import MetricGain
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, simulate
-from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, Objective, OutOfMemoryError, Simulator
+from quantkit.quantization.finetuning.simulator import (
+    LOGITS,
+    VALUES,
+    MicroBatch,
+    Objective,
+    OutOfMemoryError,
+    Simulator,
+    compute_doubts,
+)
 from quantkit.quantization.finetuning.sums import QuantizedSum
-from quantkit.quantization.finetuning.training import BACK_OFF, Budget, HeldOutDistance, Training, _State
+from quantkit.quantization.finetuning.training import BACK_OFF, Budget, Training, _State
 from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.targets import eightbit
 from quantkit.quantization.targets.onnx.fused_sums import find_unrounded
 from quantkit.quantization.workflow import fine_tuning
 from quantkit.quantization.workflow import options as options_module
+from quantkit.quantization.workflow.calibration_run import find_datasets
+from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
 from quantkit.runtimes.availability import Availability
 from quantkit.runtimes.tensorflow_library import import_tensorflow
@@ -275,11 +288,14 @@ def test_fine_tuning_recovers_a_coarse_model(length: str) -> None:
     assert tuning.before is not None
     assert tuning.after is not None
     assert tuning.is_fine_tuned, tuning.reason
-    assert tuning.after.loss < 0.8 * tuning.before.loss
+    assert tuning.after < 0.8 * tuning.before
+    assert tuning.gain is not None
+    assert tuning.gain.after < tuning.gain.before
+    assert tuning.gain.source == "25 further images of arrays"
     assert tuning.fidelity is not None
     assert tuning.fidelity > 0.995
     assert result.conversion.ranges.provenance.graph
-    assert "fine-tuned in" in str(result)
+    assert f"s: {tuning.gain}" in str(result)
     assert result.to_json()["fine_tuning"]["is_fine_tuned"]
 
 
@@ -340,7 +356,7 @@ def test_a_loss_that_doubles_returns_to_the_best_variables(tmp_path: Path, monke
     state.values[0] += 1
     state.means[0] += 1
     for loss, rate, value in ((1.5, 1.0, 1.0), (2.5, 0.25, 0.0), (2.5, 0.0625, 0.0)):
-        monkeypatch.setattr(run, "evaluate", lambda values, loss=loss: HeldOutDistance(loss, None))
+        monkeypatch.setattr(run, "evaluate", lambda values, loss=loss: loss)
         run._select(state, 0.1)
         assert state.rate == rate
         assert (state.values[0] == value).all()
@@ -452,16 +468,85 @@ def test_fine_tuning_needs_data_and_activations() -> None:
         qk.quantize(network(), finetune=1, weights_only=True)
 
 
-def test_a_result_that_is_worse_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = iter((Loss(0.1, 0.01), Loss(0.1, 0.02)))
-    monkeypatch.setattr(fine_tuning, "measure_loss", lambda *arguments: next(losses))
+def test_a_model_with_equal_metrics_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter(([Loss(0, 0.01), Loss(1, 0.02)], [Loss(1, 0.01), Loss(0, 0.01)]))
+    monkeypatch.setattr(fine_tuning, "_measure_losses", lambda *arguments: next(losses))
     result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune="layerwise")
     assert result.report.fine_tuning is not None
     assert not result.report.fine_tuning.is_fine_tuned
     weights = result.conversion.graph["w1/oihw"].value.array
     np.testing.assert_array_equal(weights, network()["w1"].value.array.transpose(3, 2, 0, 1))
-    reason = "did not improve the model: drop 0.1000 -> 0.1000, KL 0.0100 -> 0.0200; the calibrated model is kept"
-    assert reason in str(result)
+    loss = "disagreement with the float model 50.0 % -> 50.0 %, gain 0.0 % (95 % CI -1270.6 to 1270.6)"
+    text = f"fine-tuning brings no gain: {loss} on 25 further images of arrays; the calibrated model is kept"
+    assert text in str(result)
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(30, (30, 30)), (60, (60, 40)), (100, (75, 25)), (90, (75, 25))])
+def test_other_samples_than_those_of_the_training_judge_it(limit: int, sizes: tuple[int, int]) -> None:
+    datasets = find_datasets(qk.load(network()), Options(network(), IMAGES, finetune=1, limit=limit))
+    rows = [[sample.name for sample in dataset.read()] for dataset in datasets if dataset is not None]
+    assert tuple(map(len, rows)) == sizes
+    assert not {*rows[0]} & {*rows[1]}
+
+
+def test_the_gain_has_the_interval_of_the_differences() -> None:
+    before, after = ([Loss(drop, 0.0, ERROR) for drop in drops] for drops in ((0.3, 0.5, 0.7), (0.1, 0.2, 0.6)))
+    gain = MetricGain.of(before, after, "3 samples")
+    assert str(gain) == "error of the outputs 0.5000 -> 0.3000, gain 0.2000 (95 % CI -0.0484 to 0.4484) on 3 samples"
+    assert MetricGain.of(before[:1], after[:1], "").low is None
+
+
+def test_the_layerwise_fit_ends_with_the_time_budget(tmp_path: Path) -> None:
+    run = training(tmp_path, clock=iter(range(0, 1000, 10)).__next__)
+    trained = tune_layers(run, run.simulator.simulation, {}, seconds=35)
+    assert trained.stopped == "time budget exhausted after 2 of 3 layers"
+    assert trained.after < trained.before
+
+
+def test_doubtful_samples_have_larger_weights() -> None:
+    tf = import_tensorflow()
+    scores = np.log(np.float32([[0.5, 0.4, 0.1], [0.9, 0.05, 0.05]]))
+    np.testing.assert_allclose(compute_doubts(tf, np.exp(scores)), [0.9, 0.15], rtol=1e-5)
+
+    def measure(sample: int) -> float:
+        """Return the loss of equal probabilities for one sample, as a fraction of that without weights."""
+        losses = []
+        for doubt in (0.5, 1e9):
+            objective = Objective(LOGITS, (1e9,), doubt=doubt)
+            losses.append(objective.measure([np.zeros((1, 3), np.float32)], [scores[sample : sample + 1]]))
+        return losses[0] / losses[1]
+
+    np.testing.assert_allclose([measure(0), measure(1)], [1 + 0.9 / 0.5, 1 + 0.15 / 0.5], rtol=1e-4)
+
+
+def test_augmented_images_are_parts_and_mixtures_of_images() -> None:
+    random = np.random.default_rng(0)
+    images, others = (random.uniform(low, low + 1, (1, 20, 30, 3)).astype(np.float32) for low in (0, 2))
+    results = [augment(images, others, (1, 2), random) for _ in range(20)]
+    assert {result.shape for result in results} == {images.shape}
+    assert all(result.min() >= images.min() and result.max() <= others.max() for result in results)
+    assert 2 < sum(result.max() <= 1 for result in results) < 18, "half of them are mixed"
+    rows = np.broadcast_to(np.arange(30, dtype=np.float32)[:, None], (1, 20, 30, 3))
+    slopes = np.array([np.diff(augment(rows, rows[:, :1], (1, 2), random)[0, 10, 5:25, 0]) for _ in range(20)])
+    np.testing.assert_allclose(slopes, np.broadcast_to(slopes[:, :1], slopes.shape), rtol=1e-3)
+    assert {*np.sign(slopes[:, 0])} == {-1, 1}, "half of them are flipped"
+    assert (np.abs(slopes) >= 0.6).all()
+    assert (np.abs(slopes) <= 1).all()
+
+
+def test_augmented_samples_are_compared_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(augmentation, "LEAST_SIDE", 6)
+    monkeypatch.setattr(fine_tuning, "LEAST_SHORT_STEPS", 1)
+    monkeypatch.setattr(fine_tuning, "AUGMENTED", (8, 8))
+    steps = []
+    result = qk.quantize(
+        network(), IMAGES, runs=0, scheme=COARSE, finetune=8, on_progress=lambda progress: steps.append(progress)
+    )
+    assert [progress.done for progress in steps if progress.stage == "augmenting the samples"] == [*range(1, 9)]
+    totals = [progress.total for progress in steps if progress.stage == "fine-tuning" and "loss" in progress.step]
+    assert totals == [1, 1, *[6] * 6]
+    assert result.report.fine_tuning is not None
+    assert result.report.fine_tuning.steps == 8
 
 
 def test_float_fallbacks_get_their_weights_back() -> None:

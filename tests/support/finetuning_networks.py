@@ -10,16 +10,18 @@
 - `sediment_unet`: images of sediment, a U-Net of ``../shared/onnx_models``, with the target images.
 - `super_resolution`: photographs reduced to a third of their size, a convolutional network of ``../shared/onnx_models``
   that enlarges them, with the photographs as target. Calibration uses other photographs than the evaluation.
+- `kwt1`, `ultraface`, `xfeat`: recordings of commands, faces and key points, of ``../shared/onnx_models``. Every other
+  sample is held out.
 - `inception_v3`: the stand-in of the 2015 release, with crops of its photographs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx_networks import MEAN, PHOTOGRAPHS, STD, orientations, read, resize
+from onnx_networks import MEAN, NETWORKS, PHOTOGRAPHS, STD, OnnxNetwork, orientations, read, resize
 from PIL import Image
 
 from quantkit.ir.tensor import Array
@@ -52,6 +54,8 @@ class Problem:
         labels: class index of each held-out sample, or its output values, (n, k), NaN where they are unknown; None
             without labels.
         options: options of `quantkit.quantize` that select inputs and outputs.
+        has_classes: False if the outputs are values.
+        network: network that evaluates the held-out samples with the metric of its task; None for the agreement.
     """
 
     model: str
@@ -59,6 +63,8 @@ class Problem:
     held_out: Array
     labels: Array | None
     options: Mapping[str, Any]
+    has_classes: bool = True
+    network: OnnxNetwork | None = None
 
 
 def normalize(pixels: Array) -> Array:
@@ -211,15 +217,18 @@ def text_crops(part: int, count: int) -> tuple[Array, Array]:
 
 
 def sediment_unet(build: Path) -> Problem:
-    from onnx_networks import FOLDER, sediment
+    from onnx_networks import FOLDER, sediment, sediment_sums
 
+    odd = slice(1, None, 2)
     images, targets = sediment()
     return Problem(
         str(FOLDER / "sediment_unet.onnx"),
-        images[:6, None],
-        images[6:, None],
-        targets[6:].reshape(len(targets) - 6, -1),
+        images[::2, None],
+        images[odd, None],
+        targets[odd].reshape(len(targets) // 2, -1),
         {},
+        has_classes=False,
+        network=replace(NETWORKS["sediment_unet"], evaluate=lambda run: sediment_sums(run, odd)),
     )
 
 
@@ -235,7 +244,34 @@ def super_resolution(build: Path) -> Problem:
         inner = tuple(slice(BORDER, size - BORDER) for size in image.shape)
         target[inner] = image[inner] / 255
     held_out = np.concatenate([feeds["input"] for feeds, _ in pairs])
-    return Problem(str(FOLDER / "super_resolution_10.onnx"), calibration, held_out, targets.reshape(len(pairs), -1), {})
+    model, labels = str(FOLDER / "super_resolution_10.onnx"), targets.reshape(len(pairs), -1)
+    return Problem(model, calibration, held_out, labels, {}, has_classes=False, network=NETWORKS["super_resolution_10"])
+
+
+def kwt1(build: Path) -> Problem:
+    from onnx_networks import FOLDER, read_recordings
+
+    (calibration, _), (held_out, labels) = (read_recordings(slice(part, None, 2)) for part in (0, 1))
+    return Problem(str(FOLDER / "kwt1.onnx"), calibration, held_out, labels, {}, network=NETWORKS["kwt1"])
+
+
+def ultraface(build: Path) -> Problem:
+    from onnx_networks import FOLDER, faces, ultraface_feeds
+
+    samples = [ultraface_feeds(path)["input"][0] for path in faces(slice(None))]
+    calibration, held_out = np.stack(samples[::2]), np.stack(samples[1::2])
+    model = str(FOLDER / "ultraface_rfb320.onnx")
+    return Problem(model, calibration, held_out, None, {}, has_classes=False, network=NETWORKS["ultraface_rfb320"])
+
+
+def xfeat(build: Path) -> Problem:
+    from onnx_networks import FOLDER, photographs, xfeat_crops, xfeat_matches
+
+    samples = [xfeat_crops(path)[0]["input"][0] for path in photographs()[::5]]
+    calibration, held_out = np.stack(samples[::2]), np.stack(samples[1::2])
+    network = replace(NETWORKS["xfeat"], evaluate=lambda run: xfeat_matches(run)[1::2])
+    model = str(FOLDER / "xfeat.onnx")
+    return Problem(model, calibration, held_out, None, {}, has_classes=False, network=network)
 
 
 def inception_v3(build: Path) -> Problem:
@@ -263,6 +299,9 @@ PROBLEMS: Mapping[str, Callable[[Path], Problem]] = {
         pplcnet_orientation,
         sediment_unet,
         super_resolution,
+        kwt1,
+        ultraface,
+        xfeat,
         inception_v3,
     )
 }

@@ -315,10 +315,10 @@ def sediment() -> tuple[Array, Array]:
         return arrays["input"] / np.float32(255), arrays["target"] / np.float32(255)
 
 
-def sediment_sums(run: Run) -> Array:
+def sediment_sums(run: Run, part: slice = slice(6, None)) -> Array:
     """Return the sums of each image for `correlation`."""
     rows = []
-    for image, target in zip(*(arrays[6:] for arrays in sediment()), strict=True):
+    for image, target in zip(*(arrays[part] for arrays in sediment()), strict=True):
         x, y = (np.ravel(each).astype(np.float64) for each in (run({"input": image[None, None]})["output"], target))
         rows.append((x.size, x.sum(), y.sum(), x @ x, y @ y, x @ y))
     return np.array(rows)

@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.quantization.finetuning.simulation import Simulation, Trainable
 from quantkit.quantization.finetuning.simulator import Simulator
 from quantkit.quantization.finetuning.training import Training, TrainingResult
-from quantkit.quantization.finetuning.variables import Variables
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.spec import Spec
 
@@ -176,6 +175,7 @@ def tune_layers(
     training: Training,
     float_simulation: Simulation,
     biases: Mapping[str, Array],
+    seconds: float,
     on_progress: OnProgress = ignore_progress,
 ) -> TrainingResult:
     """Round the weights of each layer for its float output, in the order of the graph.
@@ -184,24 +184,31 @@ def tune_layers(
         training: samples and evaluation; its simulator has the calibrated simulation.
         float_simulation: simulation of the same plan whose biases are those of the float model.
         biases: values of each trained bias in the float model.
+        seconds: time budget; no group of layers starts that would exceed it if it took as long as the slowest one.
         on_progress: callback for the finished layers.
     """
     simulator = training.simulator
     best = before = training.evaluate_start()
     layers = _find_layers(simulator.simulation)
-    done = 0
+    start = last = training.clock()
+    done, slowest, stopped = 0, 0.0, ""
     for group in _passes(layers, simulator.simulation):
-        moments = _observe(simulator.tf, simulator.simulation, float_simulation, group, training)
+        now = training.clock()
+        slowest, last = max(slowest, now - last), now
+        if now - start + slowest > seconds:
+            stopped = f"time budget exhausted after {done} of {len(layers)} layers"
+            break
+        moments = _observe(simulator, float_simulation, group, training)
         tensors: dict[str, Tensor] = {}
         for layer in group:
             tensors.update(_tune_layer(simulator.simulation, layer, moments.get(layer.node.name), biases))
             done += 1
             on_progress(Progress("fine-tuning", done, len(layers), layer.trainable.layers[0]))
-        tuned = simulator.with_simulation(_with_values(simulator.simulation, tensors))
-        distance = replace(training, simulator=tuned).evaluate_start()
-        if distance.loss < best.loss:
-            simulator, best = tuned, distance
-    return TrainingResult(simulator, simulator.variables.zeros(), before, best, done)
+        tuned = simulator.with_source(_with_values(simulator.simulation.source, tensors))
+        loss = replace(training, simulator=tuned).evaluate_start()
+        if loss < best:
+            simulator, best = tuned, loss
+    return TrainingResult(simulator, simulator.variables.zeros(), before, best, done, stopped)
 
 
 def _find_layers(simulation: Simulation) -> list[_Layer]:
@@ -248,25 +255,30 @@ def _passes(layers: Sequence[_Layer], simulation: Simulation) -> Iterator[list[_
 
 
 def _observe(
-    tf: Any, simulation: Simulation, float_simulation: Simulation, layers: Sequence[_Layer], training: Training
+    simulator: Simulator, float_simulation: Simulation, layers: Sequence[_Layer], training: Training
 ) -> dict[str, _Moments]:
     """Return the moments of the inputs of some layers over the training samples."""
+    simulation, variables = simulator.simulation, simulator.variables
     edges = list(dict.fromkeys(layer.node.inputs[0] for layer in layers))
-    quantized = _open_simulator(simulation, edges, training)
-    floats = _open_simulator(float_simulation, edges, training)
-    zeros = quantized.variables.zeros()
+    quantized, floats = (
+        Simulator(replace(each, graph=each.graph.with_endpoints(None, edges)), variables, simulator.objective)
+        for each in (simulation, float_simulation)
+    )
+    tensors = quantized.quantize(variables.zeros())
     shapes = {layer.node.name: _weights_of(simulation, layer).shape for layer in layers}
     count = ceil(ROWS / sum(training.store.counts[run] for run in training.training_runs))
     moments: dict[str, _Moments] = {}
     for runs in training.micro_batches(training.training_runs):
         feeds, _, _ = training.store.read(runs)
-        inputs = dict(zip(edges, quantized.outputs(zeros, feeds), strict=True))
+        inputs = dict(zip(edges, quantized.run(tensors, feeds), strict=True))
         float_inputs = dict(zip(edges, floats.float_outputs(feeds), strict=True))
         for layer in layers:
             edge, name = layer.node.inputs[0], layer.node.name
             if not _is_whole(layer, inputs[edge], shapes[name]):
                 continue
-            rows, float_rows = (layer.rows(tf, values[edge], shapes[name], count) for values in (inputs, float_inputs))
+            rows, float_rows = (
+                layer.rows(simulator.tf, values[edge], shapes[name], count) for values in (inputs, float_inputs)
+            )
             moments.setdefault(name, _Moments.of(rows.shape[0], rows.shape[2])).add(rows, float_rows)
     return moments
 
@@ -276,15 +288,9 @@ def _is_whole(layer: _Layer, inputs: Array, shape: tuple[int, ...]) -> bool:
     return inputs.ndim == 2 if layer.node.op == "MatMul" else inputs.shape[-1] == shape[2]
 
 
-def _open_simulator(simulation: Simulation, edges: Sequence[Edge], training: Training) -> Simulator:
-    observed = replace(simulation, graph=simulation.graph.with_endpoints(None, edges))
-    return Simulator(observed, Variables.of(observed), training.simulator.objective)
-
-
-def _with_values(simulation: Simulation, tensors: Mapping[str, Tensor]) -> Simulation:
-    source = simulation.source
+def _with_values(source: Graph, tensors: Mapping[str, Tensor]) -> Graph:
     nodes = (node.with_attrs(value=tensors[name]) if name in tensors else node for name, node in source.nodes.items())
-    return replace(simulation, source=source.with_nodes(nodes))
+    return source.with_nodes(nodes)
 
 
 def _tune_layer(

@@ -43,7 +43,7 @@ class QuantizedConstants:
         return [use.node for name in names for use in self.simulation.uses[name]]
 
     def compute(self, values: Sequence[Any]) -> list[Any]:
-        """Return the tensors of `nodes`, and then the scales with a variable, inside of a ``tf.function``.
+        """Return the tensors of `nodes`, and then the scales with a variable.
 
         Args:
             values: tensor of each variable.

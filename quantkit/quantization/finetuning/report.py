@@ -1,10 +1,55 @@
 """Report of a fine-tuning."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any, Self
 
-from quantkit.quantization.finetuning.training import HeldOutDistance
+from quantkit.benchmark.statistics.student import quantile
+from quantkit.quantization.fallback import AGREEMENT, ERROR, TOP1, Loss
+
+# Text of each kind of loss.
+_LOSSES = {AGREEMENT: "disagreement with the float model", TOP1: "drop of top-1", ERROR: "error of the outputs"}
+
+
+@dataclass(frozen=True)
+class MetricGain:
+    """Loss of the task's metric that a fine-tuning removes, on samples that the training does not use.
+
+    Attributes:
+        kind: quantity of the loss.
+        before, after: mean loss of the calibrated and of the fine-tuned file.
+        low, high: bounds of the 95 % interval of ``before - after``, Student's t of the differences of the runs; None
+            for a single run.
+        source: description of the samples.
+    """
+
+    kind: str
+    before: float
+    after: float
+    low: float | None
+    high: float | None
+    source: str
+
+    @classmethod
+    def of(cls, before: Sequence[Loss], after: Sequence[Loss], source: str) -> Self:
+        """Return the gain for the losses of both files in the same runs."""
+        losses = [[loss.drop for loss in each] for each in (before, after)]
+        differences = [first - other for first, other in zip(*losses, strict=True)]
+        mean, count, low, high = fmean(differences), len(differences), None, None
+        if count > 1:
+            half = quantile(0.95, count - 1) * stdev(differences) / sqrt(count)
+            low, high = mean - half, mean + half
+        return cls(before[0].kind, fmean(losses[0]), fmean(losses[1]), low, high, source)
+
+    def __str__(self) -> str:
+        factor, digits, percent = (1, 4, "") if self.kind == ERROR else (100, 1, " %")
+        numbers = (self.before, self.after, self.before - self.after, self.low, self.high)
+        before, after, gain, low, high = (f"{factor * (number or 0):.{digits}f}" for number in numbers)
+        interval = "" if self.low is None else f" (95 % CI {low} to {high})"
+        losses = f"{_LOSSES[self.kind]} {before}{percent} -> {after}{percent}"
+        return f"{losses}, gain {gain}{percent}{interval} on {self.source}"
 
 
 @dataclass(frozen=True)
@@ -15,7 +60,8 @@ class FineTuning:
         budget: requested steps or time, or ``layerwise``.
         steps: number of finished steps; of layers with ``layerwise``.
         seconds: duration.
-        before, after: evaluation of the simulation on the samples held out from the training; None if there was none.
+        before, after: loss of the simulation on the samples held out from the training; None if there was none.
+        gain: effect on the task's metric, which decides which file is kept; None if it was not measured.
         is_fine_tuned: True if the model is the fine-tuned one, and False if it is the calibrated one.
         reason: reason why the fine-tuning ended early, or why its result is not kept; may be empty.
         frozen: layers that no gradient reached.
@@ -26,8 +72,9 @@ class FineTuning:
     budget: str
     steps: int = 0
     seconds: float = 0.0
-    before: HeldOutDistance | None = None
-    after: HeldOutDistance | None = None
+    before: float | None = None
+    after: float | None = None
+    gain: MetricGain | None = None
     is_fine_tuned: bool = False
     reason: str = ""
     frozen: tuple[str, ...] = ()
@@ -37,15 +84,12 @@ class FineTuning:
         """Yield the lines of the report."""
         noun = "layers" if self.budget == "layerwise" else "steps"
         if self.is_fine_tuned and self.before is not None and self.after is not None:
-            text = f"fine-tuned in {self.steps} {noun}, {self.seconds:.0f} s: loss {self.before.loss:.4f} -> "
-            text += f"{self.after.loss:.4f}"
-            if self.before.agreement is not None and self.after.agreement is not None:
-                text += f", agreement {100 * self.before.agreement:.1f} % -> {100 * self.after.agreement:.1f} %"
-            yield f"{text} on samples held out from the calibration data"
+            losses = f"loss {self.before:.4f} -> {self.after:.4f} on samples held out from the training"
+            yield f"fine-tuned in {self.steps} {noun}, {self.seconds:.0f} s: {self.gain or losses}"
             if self.reason:
                 yield f"  fine-tuning ended early: {self.reason}"
         else:
-            yield f"fine-tuning did not improve the model: {self.reason}; the calibrated model is kept"
+            yield f"fine-tuning brings no gain: {self.gain or self.reason}; the calibrated model is kept"
         if self.frozen:
             yield f"  {len(self.frozen)} layers keep their calibrated weights, because no gradient reaches them"
         if self.fidelity is not None:
@@ -57,8 +101,9 @@ class FineTuning:
             "budget": self.budget,
             "steps": self.steps,
             "seconds": self.seconds,
-            "before": None if self.before is None else vars(self.before),
-            "after": None if self.after is None else vars(self.after),
+            "before": self.before,
+            "after": self.after,
+            "gain": None if self.gain is None else asdict(self.gain),
             "is_fine_tuned": self.is_fine_tuned,
             "reason": self.reason,
             "frozen_layers": list(self.frozen),

@@ -43,6 +43,8 @@ class SampleStore:
             classes: class index of each sample; None without a label.
             rows: number of rows of the run; those after the samples pad the batch.
         """
+        if not self.counts:
+            self.num_feeds, self.outputs = len(feeds), tuple(range(len(outputs)))
         for kind, arrays in (("feed", feeds), ("output", outputs)):
             for index, array in enumerate(arrays):
                 np.save(self._file(kind, index, len(self)), array)
@@ -50,7 +52,6 @@ class SampleStore:
         indices = [-1 if index is None else index for index in classes]
         self.counts.append(len(classes))
         self.classes.append(np.array(indices + [-1] * (rows - len(indices)), np.int32))
-        self.num_feeds, self.outputs = len(feeds), tuple(range(len(outputs)))
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -7,14 +7,14 @@ step size (LSQ, Esser et al., 2020): with y = fake_quant(x) and s the step,
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from quantkit.errors import GraphError, QuantkitError
-from quantkit.ir.graph import Edge, Node
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.quantization.finetuning.quantized_constants import QuantizedConstants
 from quantkit.quantization.finetuning.simulation import (
@@ -33,6 +33,10 @@ NO_GRADIENT = b"QuantkitNoGradient"
 LEAST_PROBABILITY = 1e-7
 # Weights of the parts of the loss: squared errors of the logits and of the features, and the cross entropy of labels.
 LOGITS_WEIGHT, FEATURES_WEIGHT, LABELS_WEIGHT = 0.01, 0.1, 0.2
+# Part of the weight of a sample that grows with the doubt of the float model.
+DOUBT_WEIGHT = 0.5
+# Smallest mean doubt: few doubtful samples of a certain model must not outweigh all others.
+LEAST_DOUBT = 0.05
 # Kinds of outputs.
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"
 
@@ -50,11 +54,13 @@ class Objective:
         powers: mean square of each output of the float model, which normalizes the errors.
         feature_power: mean square of the features, the last output: the input of the last layer, which has more
             values than the class scores; None without features.
+        doubt: mean doubt of the float model about its class, by which the weights of the samples are divided.
     """
 
     kind: str
     powers: tuple[float, ...]
     feature_power: float | None = None
+    doubt: float = 1.0
 
     def loss(self, tf: Any, outputs: Sequence[Any], expected: Sequence[Any], classes: Any) -> Any:
         """Return the mean loss of the samples for the training, a TensorFlow scalar.
@@ -81,7 +87,8 @@ class Objective:
         logits, targets = (_center(tf, self._logits(tf, values[0])) for values in (outputs, expected))
         probabilities = tf.nn.softmax(targets)
         log_ratios = tf.nn.log_softmax(targets) - tf.nn.log_softmax(logits)
-        divergence = tf.reduce_mean(tf.reduce_sum(probabilities * log_ratios, -1))
+        weights = 1 - DOUBT_WEIGHT + DOUBT_WEIGHT * compute_doubts(tf, probabilities) / self.doubt
+        divergence = tf.reduce_mean(weights * tf.reduce_sum(probabilities * log_ratios, -1))
         squares = tf.reduce_mean(tf.math.squared_difference(logits, targets)) / self.powers[0]
         labeled = tf.cast(classes >= 0, tf.float32)
         entropies = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(classes, 0), logits)
@@ -96,6 +103,17 @@ class Objective:
     def _logits(self, tf: Any, values: Any) -> Any:
         values = tf.reshape(values, [tf.shape(values)[0], -1])
         return tf.math.log(tf.maximum(values, LEAST_PROBABILITY)) if self.kind == PROBABILITIES else values
+
+
+def compute_doubts(tf: Any, probabilities: Any) -> Any:
+    """Return the doubt about the class of each sample, (n,): 1 - the probability of the class + that of the next one.
+
+    A small error of the scores changes the class of a sample with a large doubt only. The weights of the samples are
+    those of the focal loss (Lin et al., 2017) with the margin in place of the probability, and a constant part, so that
+    every sample counts.
+    """
+    largest = tf.math.top_k(probabilities, 2).values
+    return 1 - largest[:, 0] + largest[:, 1]
 
 
 def _center(tf: Any, logits: Any) -> Any:
@@ -150,13 +168,21 @@ class Simulator:
         """Return a simulator of another simulation, whose variables are 0, with the same objective."""
         return Simulator(simulation, Variables.of(simulation), self.objective)
 
+    def with_source(self, source: Graph) -> "Simulator":
+        """Return a simulator of a float graph with other constants, whose variables are 0."""
+        simulator = self.with_simulation(replace(self.simulation, source=source))
+        # The constants are tensors of this function, which takes a second to trace.
+        simulator.__dict__["_outputs"] = self._outputs
+        return simulator
+
     def quantize(self, values: Sequence[Any]) -> list[Any]:
         """Return the quantized constants and the scales of the ranges, as tensors for `run`.
 
         Args:
             values: value of each variable.
         """
-        return list(self._call(self._quantize, list(values)))
+        # Not traced: the operations of one call take less time than a trace.
+        return list(self._call(self._constants.compute, list(map(self.tf.convert_to_tensor, values))))
 
     def run(self, tensors: Sequence[Any], feeds: Sequence[Array]) -> list[Array]:
         """Return the outputs of the simulation.
@@ -187,7 +213,7 @@ class Simulator:
             GraphError: TensorFlow rejects the graph.
         """
         variables = [self._call(self.tf.convert_to_tensor, value) for value in values]
-        tensors = self.quantize(variables)
+        tensors = list(self._call(self._quantize, variables))
         mean_loss = 0.0
         sums: list[Any] = []
         for batch in batches:

@@ -20,7 +20,7 @@ from quantkit.formats.state_files import read_state, write_state
 from quantkit.ir.tensor import Array
 from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.quantization.finetuning.samples import SampleStore
-from quantkit.quantization.finetuning.simulator import VALUES, MicroBatch, OutOfMemoryError, Simulator
+from quantkit.quantization.finetuning.simulator import MicroBatch, OutOfMemoryError, Simulator
 from quantkit.quantization.finetuning.variables import Floats
 
 LAYERWISE = "layerwise"
@@ -78,6 +78,11 @@ class Budget:
         """True if each layer is fitted by itself, without gradients of the whole graph."""
         return self.steps is None and self.seconds is None
 
+    def part(self, fraction: float) -> "Budget":
+        """Return a fraction of the length, at least one step."""
+        steps = None if self.steps is None else max(1, round(fraction * self.steps))
+        return Budget(steps, None if self.seconds is None else fraction * self.seconds)
+
     def fraction(self, step: int, seconds: float) -> float:
         """Return the finished fraction after a step."""
         if self.steps is not None:
@@ -87,38 +92,21 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class HeldOutDistance:
-    """Distance from the float model on the held-out samples.
-
-    Attributes:
-        loss: loss without labels.
-        agreement: fraction of samples with the same predicted class; None without class scores.
-    """
-
-    loss: float
-    agreement: float | None
-
-    def __str__(self) -> str:
-        agreement = "" if self.agreement is None else f", held-out agreement {100 * self.agreement:.1f} %"
-        return f"loss {self.loss:.4f}{agreement}"
-
-
-@dataclass(frozen=True)
 class TrainingResult:
     """Values of the variables after a training.
 
     Attributes:
         simulator: simulation of ``values``.
         values: the variables with the smallest held-out loss.
-        before, after: evaluation of the calibrated model and of ``values``.
+        before, after: loss of the calibrated model and of ``values`` on the held-out samples.
         steps: number of steps.
         stopped: reason for an early end; empty if the budget is used up.
     """
 
     simulator: Simulator
     values: list[Floats]
-    before: HeldOutDistance
-    after: HeldOutDistance
+    before: float
+    after: float
     steps: int
     stopped: str = ""
 
@@ -144,9 +132,11 @@ class _State:
     evaluations: int = 0
 
     @classmethod
-    def of(cls, zeros: list[Floats]) -> "_State":
-        first, second, third, fourth = ([array.copy() for array in zeros] for _ in range(4))
-        return cls(first, second, third, fourth)
+    def of(cls, start: list[Floats]) -> "_State":
+        """Return the state before the first step."""
+        values, best = ([array.copy() for array in start] for _ in range(2))
+        means, squares = ([np.zeros_like(array) for array in start] for _ in range(2))
+        return cls(values, means, squares, best)
 
     def back_off(self) -> None:
         """Continue from the best variables, with smaller steps."""
@@ -169,6 +159,9 @@ class Training:
         seed: seed of the order of the samples.
         batch: number of samples of one step.
         micro_batch: largest number of runs computed together.
+        start: values of the variables before the training; None for 0.
+        augmented_runs: runs of augmented training samples.
+        steps_before: number of steps of earlier trainings.
         path: file of the state; None disables saving.
         key: text that identifies graph, plan, samples and options in the file.
         on_progress: callback for finished steps.
@@ -181,32 +174,35 @@ class Training:
     seed: int = 0
     batch: int = BATCH
     micro_batch: int = BATCH
+    start: list[Floats] | None = None
+    augmented_runs: Sequence[int] = ()
+    steps_before: int = 0
     path: Path | None = None
     key: str = ""
     on_progress: OnProgress = ignore_progress
     clock: Callable[[], float] = monotonic
     _held_out: list[int] = field(init=False)
-    _start: HeldOutDistance | None = field(init=False, default=None)
+    _start: float | None = field(init=False, default=None)
     training_runs: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        order = np.random.default_rng(self.seed).permutation(len(self.store)).tolist()
-        samples = sum(self.store.counts)
-        limit, count = min(max(1.0, HELD_OUT * samples), MAX_HELD_OUT), 0
+        counts = self.store.counts[: len(self.store) - len(self.augmented_runs)]
+        order = np.random.default_rng(self.seed).permutation(len(counts)).tolist()
+        limit, count = min(max(1.0, HELD_OUT * sum(counts)), MAX_HELD_OUT), 0
         held_out: list[int] = []
         while count < limit and len(held_out) < len(order) - 1:
             held_out.append(order[len(held_out)])
-            count += self.store.counts[held_out[-1]]
+            count += counts[held_out[-1]]
         # A single run trains and measures.
         self._held_out = held_out or order
-        self.training_runs = order[len(held_out) :]
+        self.training_runs = [*order[len(held_out) :], *self.augmented_runs]
 
     def run(self) -> TrainingResult:
         """Train until the budget is used up, or the held-out loss stops falling."""
-        state = self.saved_state() or _State.of(self.simulator.variables.zeros())
+        state = self.saved_state() or _State.of(self.start or self.simulator.variables.zeros())
         before = self.evaluate_start()
         if state.best_loss == inf:
-            state.best_loss = before.loss
+            state.best_loss = before if self.start is None else self.evaluate(state.values)
         start, saved = self.clock() - state.seconds, self.clock()
         stopped = ""
         try:
@@ -230,7 +226,7 @@ class Training:
         after = self.evaluate(state.best)
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-        return TrainingResult(self.simulator, state.best, before, after, state.step, stopped)
+        return TrainingResult(self.simulator, state.best, before, after, state.step + self.steps_before, stopped)
 
     def _step(self, state: _State, done: float) -> float:
         """Update the variables with the gradients of one batch; return its loss."""
@@ -289,38 +285,33 @@ class Training:
 
     def _select(self, state: _State, done: float) -> tuple[str, str]:
         """Keep the variables if they are the best so far; return the evaluation, and the reason to stop if any."""
-        evaluation = self.evaluate(state.values)
+        loss = self.evaluate(state.values)
         state.evaluations = int(done * EVALUATIONS)
-        if evaluation.loss < state.best_loss:
-            state.best_loss, state.failures = evaluation.loss, 0
+        if loss < state.best_loss:
+            state.best_loss, state.failures = loss, 0
             state.best = [value.copy() for value in state.values]
         else:
             state.failures += 1
-            if evaluation.loss > DIVERGENCE * state.best_loss:
+            if loss > DIVERGENCE * state.best_loss:
                 state.back_off()
         is_over = state.failures >= PATIENCE
-        return str(evaluation), f"no better held-out loss in {PATIENCE} evaluations" if is_over else ""
+        return f"loss {loss:.4f}", f"no better held-out loss in {PATIENCE} evaluations" if is_over else ""
 
-    def evaluate_start(self) -> HeldOutDistance:
+    def evaluate_start(self) -> float:
         """Measure the model before the training on the samples that are held out."""
         if self._start is None:
             self._start = self.evaluate(self.simulator.variables.zeros())
         return self._start
 
-    def evaluate(self, values: list[Floats]) -> HeldOutDistance:
-        """Measure the samples that are held out from the training."""
+    def evaluate(self, values: list[Floats]) -> float:
+        """Return the loss of the samples that are held out from the training."""
         tensors = self.simulator.quantize(values)
-        losses, counts, agreeing = [], [], 0
+        losses, counts = [], []
         for batch in self.micro_batches(self._held_out):
             feeds, expected, _ = self.store.read(batch)
-            outputs = self.simulator.run(tensors, feeds)
-            count = sum(self.store.counts[run] for run in batch)
-            losses.append(self.simulator.objective.measure(outputs, expected))
-            counts.append(count)
-            if self.simulator.objective.kind != VALUES:
-                agreeing += int(np.sum(_predictions(outputs[0])[:count] == _predictions(expected[0])[:count]))
-        agreement = None if self.simulator.objective.kind == VALUES else agreeing / sum(counts)
-        return HeldOutDistance(float(np.average(losses, weights=counts)), agreement)
+            losses.append(self.simulator.objective.measure(self.simulator.run(tensors, feeds), expected))
+            counts.append(sum(self.store.counts[run] for run in batch))
+        return float(np.average(losses, weights=counts))
 
     # State
 
@@ -349,8 +340,3 @@ class Training:
         for name in _COUNTS:
             setattr(state, name, int(stored[name]))
         return state
-
-
-def _predictions(scores: Array) -> Array:
-    predictions: Array = scores.reshape(len(scores), -1).argmax(-1)
-    return predictions

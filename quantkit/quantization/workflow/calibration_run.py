@@ -35,12 +35,15 @@ from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
 
+# Smallest fraction of the samples that compares a fine-tuned model with the calibrated one.
+HELD_OUT = 0.25
+
 
 def find_datasets(model: Model, options: Options) -> tuple[Dataset | None, Dataset | None]:
     """Return the calibration dataset and the held-out dataset of a model, None for one that is not given.
 
-    With ``max_drop``, the samples after the calibration samples are held out, except for an iterator that can be read
-    only once.
+    With ``max_drop`` and with ``finetune``, the samples after the calibration samples are held out, except for an
+    iterator that can be read only once. With ``finetune``, they are at least a quarter of the samples.
 
     Raises:
         InputError: the data does not exist, or cannot be read.
@@ -48,13 +51,18 @@ def find_datasets(model: Model, options: Options) -> tuple[Dataset | None, Datas
     """
     inputs = model.input_names
     source = None if options.calibration is None else as_dataset(options.calibration, inputs=inputs)
-    calibration = None if source is None else source.subset(options.limit)
+    if source is None:
+        return None, None if options.held_out is None else as_dataset(options.held_out, inputs=inputs)
+    calibration = source.subset(options.limit)
     if options.held_out is not None:
         return calibration, as_dataset(options.held_out, inputs=inputs)
-    if options.max_drop is None or source is None or is_read_once(source):
+    if (options.max_drop is None and options.finetune is None) or is_read_once(source):
         return calibration, None
+    if options.finetune is not None and source.size is not None:
+        calibration = source.subset(max(1, min(options.limit, int((1 - HELD_OUT) * source.size))))
+    limit = options.limit if calibration.size is None else calibration.size
     try:
-        return calibration, source.subset(options.limit, skip=options.limit)
+        return calibration, source.subset(options.limit, skip=limit)
     except UsageError:
         return calibration, None  # calibration uses all samples
 

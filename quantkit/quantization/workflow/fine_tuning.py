@@ -23,12 +23,15 @@ from quantkit.progress import Progress
 from quantkit.quantization.calibration import choose_float_runtime
 from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.corrections import correct_biases
+from quantkit.quantization.fallback import Loss
+from quantkit.quantization.finetuning.augmentation import augment, find_sides
 from quantkit.quantization.finetuning.equalization import equalize_layers
 from quantkit.quantization.finetuning.layerwise import tune_layers
-from quantkit.quantization.finetuning.report import FineTuning
+from quantkit.quantization.finetuning.report import FineTuning, MetricGain
 from quantkit.quantization.finetuning.samples import SampleStore
 from quantkit.quantization.finetuning.simulation import Simulation, scale_ranges, simulate
 from quantkit.quantization.finetuning.simulator import (
+    LEAST_DOUBT,
     LEAST_PROBABILITY,
     LOGITS,
     PROBABILITIES,
@@ -36,16 +39,19 @@ from quantkit.quantization.finetuning.simulator import (
     Objective,
     OutOfMemoryError,
     Simulator,
+    compute_doubts,
 )
 from quantkit.quantization.finetuning.training import BATCH, LEAST_BATCH, Budget, Training, TrainingResult
 from quantkit.quantization.finetuning.variables import Floats, Variables
 from quantkit.quantization.ranges import graph_digest
-from quantkit.quantization.workflow.accuracy import measure_loss, open_conversion
+from quantkit.quantization.workflow.accuracy import open_conversion
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
-from quantkit.quantization.workflow.labeled_feeds import LabeledFeeds
+from quantkit.quantization.workflow.labeled_feeds import Feeds, LabeledFeeds
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
+from quantkit.runtimes.session import Session
+from quantkit.runtimes.tensorflow_library import import_tensorflow
 
 # Memory for the tensors of one micro-batch, and their copies: quantized values and gradients.
 TRAINING_BYTES, COPIES = 1 << 30, 3
@@ -58,6 +64,12 @@ TENSORFLOW_BYTES = 400 << 20
 MAX_FEATURES = 1 << 16
 # Largest number of runs that compare the file with the simulation, and that show the kind of the outputs.
 COMPARED_RUNS, OBSERVED_RUNS = 64, 64
+# Smallest and largest number of augmented runs.
+AUGMENTED = 256, 512
+# Largest part of a time for the training that the fit of the layers takes.
+FIT = 0.25
+# Part of the budget of a short training that compares the samples, and its smallest number of steps.
+SHORT, LEAST_SHORT_STEPS = 0.125, 8
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,8 @@ def fine_tune(
         model: float model.
         conversion: calibrated model.
         data: calibration dataset, the training data.
-        reference: float outputs of the samples that decide whether the result is kept.
+        reference: float outputs of the samples that decide which file is better in the task's metric. With equal
+            metrics, the calibrated model is kept.
         options: options of the caller.
     """
     assert options.finetune is not None, "fine_tune is called with --finetune"
@@ -116,20 +129,27 @@ def fine_tune(
             options.on_message(f"{report.reason}; the calibrated model is kept")
             return conversion, report
         tuned = apply_values(problem.conversion, problem.simulation, trained.simulator.variables, trained.values)
-        reason = _find_objection(conversion, tuned, trained, reference, options)
-        fidelity = None if reason else _measure_fidelity(problem, trained, tuned)
+        is_better, gain = trained.after < trained.before, None
+        reason = trained.stopped or ("" if is_better else "the loss on held-out samples did not fall")
+        if is_better and len(reference):
+            options.on_progress(Progress("comparing with the calibrated model", 0))
+            before, after = (_measure_losses(each, reference) for each in (conversion, tuned))
+            gain = MetricGain.of(before, after, reference.source)
+            is_better = gain.after < gain.before
+        fidelity = _measure_fidelity(problem, trained, tuned) if is_better else None
     report = FineTuning(
         budget,
         trained.steps,
         monotonic() - start,
         trained.before,
         trained.after,
-        is_fine_tuned=not reason,
-        reason=reason or trained.stopped,
+        gain,
+        is_fine_tuned=is_better,
+        reason=reason,
         frozen=trained.simulator.frozen_layers,
         fidelity=fidelity,
     )
-    return (conversion if reason else tuned), report
+    return (tuned if is_better else conversion), report
 
 
 def _prepare(
@@ -230,15 +250,18 @@ def correct(conversion: Conversion) -> Conversion:
 def _collect(model: Model, graph: Graph, data: Dataset, options: Options, folder: Path) -> SampleStore:
     """Run the float model on the training data."""
     store = SampleStore(folder)
-    names = [tensor_name(graph, edge) for edge in graph.outputs]
     with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
         samples = LabeledFeeds.of(model, session, data, options)
         for feeds in samples:
-            values = {**feeds, **session.run(feeds)}
-            outputs = [np.asarray(values[name]) for name in names]
-            store.add([feeds[info.name] for info in session.inputs], outputs, samples.classes, samples.batch)
+            arrays = [feeds[info.name] for info in session.inputs]
+            store.add(arrays, _run(session, graph, feeds), samples.classes, samples.batch)
             options.on_progress(Progress("running the float model", samples.position, data.size))
     return store
+
+
+def _run(session: Session, graph: Graph, feeds: Feeds) -> list[Array]:
+    values = {**feeds, **session.run(feeds)}  # an input may be an output of the graph, too
+    return [np.asarray(values[tensor_name(graph, edge)]) for edge in graph.outputs]
 
 
 def _keep_float_outputs(simulation: Simulation, store: SampleStore) -> Simulation:
@@ -266,7 +289,9 @@ def _choose_objective(reference: FloatReference, store: SampleStore, features: E
     logits = np.log(np.maximum(scores, LEAST_PROBABILITY)) if are_probabilities else scores
     centered = logits - logits.mean(-1, keepdims=True)
     feature_power = None if features is None else float(np.mean([_power(outputs[-1]) for outputs in runs]))
-    return Objective(PROBABILITIES if are_probabilities else LOGITS, (_power(centered),), feature_power)
+    tf = import_tensorflow()
+    doubt = max(float(np.mean(compute_doubts(tf, tf.nn.softmax(logits)))), LEAST_DOUBT)
+    return Objective(PROBABILITIES if are_probabilities else LOGITS, (_power(centered),), feature_power, doubt)
 
 
 def _power(array: Array) -> float:
@@ -307,8 +332,7 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
     """
     assert options.finetune is not None, "fine_tune is called with --finetune"
     path = options.state_file("finetune")
-    conversion = problem.conversion
-    facts = (graph_digest(conversion.graph), conversion.plan.digest, problem.store.digest, str(options.finetune))
+    facts = (problem.conversion.plan.digest, problem.store.digest, str(options.finetune), str(options.seed))
     training = Training(
         problem.simulator,
         problem.store,
@@ -317,16 +341,25 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
         batch=problem.batch,
         micro_batch=problem.micro_batch,
         path=path,
-        key=blake2b(" ".join((*facts, str(options.seed))).encode(), digest_size=8).hexdigest(),
         on_progress=options.on_progress,
     )
-    if training.saved_state() is not None:
-        options.on_message(f"resuming from the fine-tuning state in {path}")
     before = training.evaluate_start()
     problem, training = _choose_start(problem, training, calibrated, options)
-    try:
-        trained = _tune_layers(training, problem, options) if training.budget.is_layerwise else training.run()
+    # Ranges and rounding before weights: the fit of the layers is the start of the training.
+    limit = options.seconds
+    if training.budget.seconds is not None:
+        limit = min(limit, FIT * training.budget.seconds)
+        training = replace(training, budget=training.budget.part(1 - FIT))
+    trained = _tune_layers(training, problem, options, limit)
+    if training.budget.is_layerwise:
         return problem, replace(trained, before=before)
+    key = blake2b(" ".join((*facts, graph_digest(trained.simulator.simulation.source))).encode(), digest_size=8)
+    training = replace(training, simulator=trained.simulator, key=key.hexdigest())
+    training = _choose_samples(training, problem, options)
+    if training.saved_state() is not None:
+        options.on_message(f"resuming from the fine-tuning state in {path}")
+    try:
+        return problem, replace(training.run(), before=before)
     except KeyboardInterrupt:
         if path is not None and path.exists():
             options.on_message(f"fine-tuning state saved to {path}; run the same command to resume")
@@ -340,12 +373,52 @@ def _choose_start(
     equalized = _equalize(problem, calibrated, options)
     if equalized is not None:
         alternative = replace(training, simulator=equalized.simulator)
-        if alternative.evaluate_start().loss < training.evaluate_start().loss:
+        if alternative.evaluate_start() < training.evaluate_start():
             return equalized, alternative
     return problem, training
 
 
-def _tune_layers(training: Training, problem: _TuningProblem, options: Options) -> TrainingResult:
+def _choose_samples(training: Training, problem: _TuningProblem, options: Options) -> Training:
+    """Return the training, with augmented samples if the held-out loss of a short training is smaller with them.
+
+    The short trainings are a part of the budget. The training continues from the better one.
+    """
+    budget = training.budget
+    feeds, _, _ = problem.store.read(training.training_runs[:1])
+    sides = find_sides(feeds[0].shape) if len(feeds) == 1 and feeds[0].dtype == np.float32 else None
+    if sides is None or (budget.steps is not None and budget.steps * SHORT < LEAST_SHORT_STEPS):
+        return training
+    runs = _augment(problem, training.training_runs, sides, options)
+    augmented = replace(training, augmented_runs=runs, key=f"{training.key} augmented")
+    rest = budget.part(1 - 2 * SHORT)
+    for each in (training, augmented):
+        if each.saved_state() is not None:
+            return replace(each, budget=rest)
+    first = replace(training, budget=budget.part(SHORT), path=None).run()
+    other = replace(augmented, budget=Budget(steps=first.steps), path=None).run()
+    best, result = (augmented, other) if other.after < first.after else (training, first)
+    return replace(best, budget=rest, start=result.values, steps_before=first.steps + other.steps)
+
+
+def _augment(problem: _TuningProblem, runs: Sequence[int], sides: tuple[int, int], options: Options) -> range:
+    """Add augmented samples of some runs to the store, with their float outputs; return the new runs."""
+    conversion, store = problem.conversion, problem.store
+    assert conversion.float_graph is not None, "the conversion was prepared"
+    graph = _with_outputs(conversion.float_graph, problem.features)
+    random, first = np.random.default_rng(options.seed), len(store)
+    count = int(np.clip(len(runs), *AUGMENTED))
+    with open_session(graph, choose_float_runtime(graph, options.runtime)) as session:
+        for number in range(count):
+            run = runs[number % len(runs)]
+            images, others = (store.read([each])[0][0] for each in (run, random.choice(runs)))
+            images = augment(images, others, sides, random)
+            outputs = _run(session, graph, {session.inputs[0].name: images})
+            store.add([images], outputs, [None] * store.counts[run], len(images))
+            options.on_progress(Progress("augmenting the samples", number + 1, count))
+    return range(first, len(store))
+
+
+def _tune_layers(training: Training, problem: _TuningProblem, options: Options, seconds: float) -> TrainingResult:
     conversion = problem.conversion
     float_graph, graph, plan = conversion.float_graph, conversion.graph, conversion.plan
     assert float_graph is not None, "the conversion was prepared"
@@ -361,7 +434,7 @@ def _tune_layers(training: Training, problem: _TuningProblem, options: Options) 
                 value = float_graph[float_inputs[slot].node].value.array
             biases[name] = np.broadcast_to(value.reshape(-1), (graph[name].value.num_elements,))
     simulation = simulate(float_graph, plan, conversion.ranges)
-    return tune_layers(training, simulation, biases, options.on_progress)
+    return tune_layers(training, simulation, biases, seconds, options.on_progress)
 
 
 def apply_values(
@@ -390,20 +463,10 @@ def apply_values(
     )
 
 
-def _find_objection(
-    calibrated: Conversion, tuned: Conversion, trained: TrainingResult, reference: FloatReference, options: Options
-) -> str:
-    """Return why the calibrated model is better, or an empty string; the files themselves are measured."""
-    if not trained.after.loss < trained.before.loss:
-        return trained.stopped or "the loss on held-out samples did not fall"
-    if not len(reference):
-        return ""
-    options.on_progress(Progress("comparing with the calibrated model", 0))
-    before, after = measure_loss(calibrated, reference), measure_loss(tuned, reference)
-    # A drop below 0 is chance: the model is not better than the float model.
-    if (max(after.drop, 0.0), after.kl_divergence) < (max(before.drop, 0.0), before.kl_divergence):
-        return ""
-    return f"drop {before.drop:.4f} -> {after.drop:.4f}, KL {before.kl_divergence:.4f} -> {after.kl_divergence:.4f}"
+def _measure_losses(conversion: Conversion, reference: FloatReference) -> list[Loss]:
+    """Return the loss of the file of a conversion in each run."""
+    with open_conversion(conversion) as session:
+        return reference.losses(session)
 
 
 def _measure_fidelity(problem: _TuningProblem, trained: TrainingResult, tuned: Conversion) -> float:

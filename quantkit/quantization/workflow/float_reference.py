@@ -1,6 +1,6 @@
 """Outputs of the float model, and the distance of a quantized model's outputs from them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -256,8 +256,15 @@ class FloatReference:
 
     def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
         """Run another model on the same samples; return its distance from the float model."""
+        return self._measure(self.runs(session))
+
+    def losses(self, session: Session) -> list[Loss]:
+        """Run another model on the same samples; return the loss of each run."""
+        return [self.loss(self._measure([run])) for run in self.runs(session)]
+
+    def _measure(self, runs: Iterable[ComparedRun]) -> ClassificationMetrics | OutputSqnr:
         counter, sqnr, name = ClassificationCounter(), OutputSqnrCounter(self.task), self.score_output
-        for run in self.runs(session):
+        for run in runs:
             if name is not None:
                 counter.add(flatten(run.actual, name), run.classes, flatten(run.expected, name))
             if not self.has_class_scores:

@@ -160,8 +160,8 @@ class Options(InputImageOptions, ShapeOptions, LoadingOptions):
     held_out: Any = option(
         None,
         metavar="DATA",
-        help="held-out images for the accuracy check (default: the calibration images; with --max-drop, the ones "
-        "after them)",
+        help="held-out images for the accuracy check (default: the calibration images; with --max-drop and --finetune, "
+        "the ones after them)",
     )
     labels: PathLike | None = option(None, LABELS)
     runtime: str = option(
@@ -182,7 +182,7 @@ class Options(InputImageOptions, ShapeOptions, LoadingOptions):
         "each layer by itself; requires TensorFlow",
         doc="train weights and ranges against the float model's outputs on the calibration samples: a number of "
         "steps, a time such as ``10m``, or ``layerwise`` for a fit of each layer by itself. Needs TensorFlow. The "
-        "calibrated model is kept if it is better",
+        "calibrated model is kept unless the other one is better on held-out samples",
     )
     seed: int = option(0, require_natural, help="seed of the order of the training images (default: 0)")
     max_drop: float | None = option(
@@ -221,8 +221,10 @@ class Options(InputImageOptions, ShapeOptions, LoadingOptions):
     time_budget: float | str = option(
         TIME_BUDGET,
         require_duration,
-        help="time limit of the --max-drop search, for example 90s (default: 10m)",
-        doc="time limit of the search of ``max_drop``, in seconds or a text such as ``2m``",
+        help="time limit of the --max-drop search, and of the fit of layers by --finetune, for example 90s "
+        "(default: 10m)",
+        doc="time limit of the search of ``max_drop``, and of the fit of layers by ``finetune``, in seconds or a text "
+        "such as ``2m``",
     )
     on_progress: OnProgress = option(ignore_progress, require_callable, doc="receives the progress")
     on_message: OnMessage = option(ignore_message, require_callable, doc="receives messages")
