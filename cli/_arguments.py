@@ -23,7 +23,7 @@ from quantkit.arguments import (
 )
 from quantkit.errors import UsageError
 from quantkit.limits import Limits
-from quantkit.options import DeclaredOption, declarations
+from quantkit.options import DeclaredOption, declarations, names_of
 
 
 def options_of(function: Callable[..., Any], args: Namespace, *omitted: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def add_options(
     """
     from quantkit.model.options import LoadingOptions
 
-    excluded = () if options is LoadingOptions else LoadingOptions.__annotations__
+    excluded = () if options is LoadingOptions else names_of(LoadingOptions)
     declared = {each.name: each for each in declarations(options) if each.name not in excluded}
     names = list(dict.fromkeys((*first, *declared)))
     for name in names[names.index(since) if since else 0 : names.index(until) if until else None]:

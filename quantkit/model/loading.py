@@ -2,23 +2,18 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from quantkit import formats
 from quantkit.arguments import (
-    as_names,
     as_shapes,
     public,
     require_callable,
-    require_flag,
     require_names,
     require_natural,
-    require_path,
-    require_text,
     type_name,
-    without_none,
 )
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Edge, Graph
@@ -27,7 +22,9 @@ from quantkit.model.endpoints import find_endpoints
 from quantkit.model.importers import EdgeNames, ImportOptions, import_file
 from quantkit.model.importers.objects import import_object
 from quantkit.model.model import Model, endpoint_flags, tensor_info
+from quantkit.model.options import FileOptions, ShapeOptions
 from quantkit.ops.tensorflow.type_inference import complete_types
+from quantkit.options import Declaration, option, takes
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.zoo.architectures import is_random, random_graph
 
@@ -64,41 +61,46 @@ def as_model(value: Any, **options: Unpack[LoadKeywords]) -> Model:
     return value if isinstance(value, Model) and not options else load(value, **options)
 
 
-@public
-def load(
-    model: Any,
-    inputs: EdgeNames = None,
-    outputs: EdgeNames = None,
-    *,
-    signature: str | None = None,
-    tags: Iterable[str] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    random_weights: bool = False,
-    seed: int = 0,
-    offline: bool = False,
-    on_progress: OnProgress = ignore_progress,
-) -> Model:
-    """Load a model.
+@dataclass(frozen=True)
+class LoadArguments(ShapeOptions, FileOptions):
+    """The arguments of `load`."""
 
-    Args:
-        model: a file (``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, ``.keras``, ``.h5``), a
-            SavedModel folder, a checkpoint with its graph, the name of a model card, which is
-            downloaded on first use, a `Model`, a `QuantizationResult`, a `Graph`, a GraphDef or an ONNX
-            ModelProto, as a message or serialized, a Keras model, or a TensorFlow function.
-        inputs: names of the inputs in the graph or the signature; if None those of the card or the
-            signature, else the placeholders, else those of the card whose tensors the graph has.
-        outputs: names of the outputs, likewise; if None those of the card or the signature, else
-            the edges without consumers.
-        signature: name of a SavedModel's signature; if None ``serving_default``, or the only one.
-        tags: tags of one of a SavedModel's graphs; if None those of serving, or of the only graph.
-        checkpoint: prefix of the checkpoint files with the variables of a graph that is not frozen.
-        input_shapes: sizes of inputs with dynamic dimensions, by input name.
-        random_weights: build the card's architecture with seeded random weights instead of
-            downloading it.
-        seed: seed of the random weights.
-        offline: never download; fail if the model is not cached.
-        on_progress: receives the bytes done and the total number of bytes during a download.
+    model: Annotated[
+        Any,
+        Declaration(
+            doc="a file (``.pb``, ``.pbtxt``, ``.onnx``, ``.tflite``, ``.keras``, ``.h5``), a SavedModel folder, a "
+            "checkpoint with its graph, the name of a model card, which is downloaded on first use, a `Model`, a "
+            "`QuantizationResult`, a `Graph`, a GraphDef or an ONNX ModelProto, as a message or serialized, a Keras "
+            "model, or a TensorFlow function"
+        ),
+    ]
+    inputs: EdgeNames = option(
+        None,
+        lambda inputs: _check_edges(inputs=inputs),
+        doc="names of the inputs in the graph or the signature; if None those of the card or the signature, else the "
+        "placeholders, else those of the card whose tensors the graph has",
+    )
+    outputs: EdgeNames = option(
+        None,
+        lambda outputs: _check_edges(outputs=outputs),
+        doc="names of the outputs, likewise; if None those of the card or the signature, else the edges without "
+        "consumers",
+    )
+    _: KW_ONLY
+    seed: int = option(0, require_natural, doc="seed of the random weights")
+    on_progress: OnProgress = option(
+        ignore_progress, require_callable, doc="receives the bytes done and the total number of bytes during a download"
+    )
+
+
+def _check_edges(**edges: Any) -> None:
+    require_names(**{name: value for name, value in edges.items() if not isinstance(value, Edge)})
+
+
+@public
+@takes(LoadArguments)
+def load(arguments: LoadArguments) -> Model:
+    """Load a model.
 
     Raises:
         InputError: the file is missing or broken, or the download failed.
@@ -106,27 +108,17 @@ def load(
             option does not apply, or `model` has another type.
         UnavailableError: the package for this kind of model is not installed.
     """
-    require_names(
-        **without_none(
-            inputs=None if isinstance(inputs, Edge) else inputs,
-            outputs=None if isinstance(outputs, Edge) else outputs,
-            tags=tags,
-        )
+    options = ImportOptions(
+        _edges(arguments.inputs), _edges(arguments.outputs), arguments.signature, arguments.tags, arguments.checkpoint
     )
-    require_text(**without_none(signature=signature))
-    require_path(**without_none(checkpoint=checkpoint))
-    require_flag(random_weights=random_weights, offline=offline)
-    require_natural(seed=seed)
-    require_callable(on_progress=on_progress)
-    options = ImportOptions(_edges(inputs), _edges(outputs), signature, as_names(tags), checkpoint)
-    loaded = _load(model, options, random_weights=random_weights, seed=seed, offline=offline, on_progress=on_progress)
-    return fix_input_shapes(loaded, as_shapes(input_shapes)) if input_shapes else loaded
+    loaded = _load(arguments, options)
+    shapes = arguments.input_shapes
+    return fix_input_shapes(loaded, as_shapes(shapes)) if shapes else loaded
 
 
-def _load(
-    model: Any, options: ImportOptions, *, random_weights: bool, seed: int, offline: bool, on_progress: OnProgress
-) -> Model:
+def _load(arguments: LoadArguments, options: ImportOptions) -> Model:
     """Load a model with checked options; see `load`."""
+    model, random_weights = arguments.model, arguments.random_weights
     if isinstance(quantized := getattr(model, "model", None), Model):
         model = quantized
     if isinstance(model, str | os.PathLike):
@@ -134,12 +126,12 @@ def _load(
         card = find_model_card(text)
         flags = _flags(options, random_weights)
         if random_weights:
-            return replace(_random(text, card, options, seed), flags=flags)
+            return replace(_random(text, card, options, arguments.seed), flags=flags)
         if card is None:
             return replace(_from_file(text, formats.model_path(Path(text)), None, options), flags=flags)
         from quantkit.zoo.fetch import fetch
 
-        path = fetch(card, offline=offline, on_progress=on_progress)
+        path = fetch(card, offline=arguments.offline, on_progress=arguments.on_progress)
         return replace(_from_file(text, path, card, options), flags=flags)
     if options.signature or options.tags or options.checkpoint or random_weights:
         raise UsageError(

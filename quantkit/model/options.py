@@ -24,23 +24,9 @@ class ShapeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadingOptions:
-    """Endpoints and parts of a model file, and how the model is obtained; see `quantkit.load`."""
+class FileOptions:
+    """Parts of a model file, and how the model is obtained; see `quantkit.load`."""
 
-    inputs: Iterable[str] | None = option(
-        None,
-        require_names,
-        help="comma-separated input names (default: from the model card, else inferred)",
-        doc="names of the inputs in the graph (default: from the model card, else inferred)",
-        convert=as_names,
-    )
-    outputs: Iterable[str] | None = option(
-        None,
-        require_names,
-        help="comma-separated output names (default: from the model card, else inferred)",
-        doc="names of the outputs in the graph (default: from the model card, else inferred)",
-        convert=as_names,
-    )
     signature: str | None = option(None, require_text, help="signature of a SavedModel (default: serving_default)")
     tags: Iterable[str] | None = option(
         None,
@@ -58,3 +44,23 @@ class LoadingOptions:
     )
     random_weights: bool = option(False, RANDOM_WEIGHTS)
     offline: bool = option(False, OFFLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions(FileOptions):
+    """Endpoints of a model, and the options of its file."""
+
+    inputs: Iterable[str] | None = option(
+        None,
+        require_names,
+        help="comma-separated input names (default: from the model card, else inferred)",
+        doc="names of the inputs in the graph (default: from the model card, else inferred)",
+        convert=as_names,
+    )
+    outputs: Iterable[str] | None = option(
+        None,
+        require_names,
+        help="comma-separated output names (default: from the model card, else inferred)",
+        doc="names of the outputs in the graph (default: from the model card, else inferred)",
+        convert=as_names,
+    )
