@@ -33,6 +33,13 @@ def test_every_package_is_listed() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == on_disk | {"quantkit.cli", "quantkit.models"}
 
 
+def test_the_version_has_a_release_in_the_changelog() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", text, re.MULTILINE)
+    assert len(releases) >= 2
+    assert releases[0] == PROJECT["project"]["version"]
+
+
 def test_cli_and_models_are_flat() -> None:
     for folder in ("cli", "models"):
         assert not [path for path in (ROOT / folder).iterdir() if path.is_dir() and path.name != "__pycache__"]
