@@ -111,7 +111,7 @@ SUPPORTED_BY = {
     "MAX_CHEAP_LOSS": (*_LAST, "gtcrn_stream", "kwt1"),
     "MAX_OBSERVER_LOSS": ("sediment_unet",),
     "MAX_CORRECTED_LOSS": _CORRECTED,
-    "MAX_PADDED_LOSS": ("fastestdet", "pplcnet_orientation"),
+    "MAX_PADDED_LOSS": ("fastestdet", "vittrack"),
     "MAX_LAYERS": _LOSSY,
     "MIN_LAYERS": ("dtln_2", "silero_vad_op15"),
     "NUM_NOISY_LAYERS": _NOISY,
