@@ -124,7 +124,7 @@ def refuse_profile(*arguments: object) -> None:
 
 @pytest.mark.engine
 def test_speed_ups_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantkit.quantization.workflow.fast_form.profile_alternately", refuse_profile)
+    monkeypatch.setattr("quantkit.quantization.workflow.fast_form.AlternatingProfiles", refuse_profile)
     texts, latencies = [], []
     for runs in (3, 0, None):
         path = tmp_path / f"{runs}.onnx"
@@ -147,7 +147,7 @@ def test_speed_ups_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch:
 
 @pytest.mark.engine
 def test_ratios_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantkit.quantization.workflow.fast_form.profile_alternately", refuse_profile)
+    monkeypatch.setattr("quantkit.quantization.workflow.fast_form.AlternatingProfiles", refuse_profile)
     monkeypatch.setattr("quantkit.quantization.workflow.verb.measure_latency", lambda *_: Latency(skipped="test"))
     stated = []
     for runs in (0, 3, None):
