@@ -1,7 +1,7 @@
 """Conversion of loops, conditions and recurrent layers to ONNX."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,7 @@ def test_empty_sequences_keep_the_initial_state() -> None:
 
 
 @pytest.fixture(scope="module")
-def keras_graph() -> Iterator[Graph]:
+def keras_graph() -> Graph:
     """Graph of one recurrent layer of each kind between dense layers."""
     keras = pytest.importorskip("tensorflow", reason="pip install tensorflow").keras
     layers = keras.layers

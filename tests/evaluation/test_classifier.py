@@ -98,7 +98,7 @@ def test_broken_image_does_not_stop_the_others(greys: list[Path], tmp_path: Path
 
 
 def test_scores_that_do_not_sum_to_one_are_not_probabilities(greys: list[Path]) -> None:
-    logits = session(lambda batch: np.float32([[7.0, -6.0]] * len(batch)))
+    logits = session(lambda batch: np.array([[7.0, -6.0]] * len(batch), np.float32))
     (result,) = predictions(Classifier(logits, SMALL, LABELS), greys[:1])
     assert not result.are_probabilities
     assert result[0].score == 7.0
@@ -114,7 +114,7 @@ def test_dimensions_of_one_around_the_classes_are_ignored(greys: list[Path], sha
 def test_nan_is_an_error(greys: list[Path]) -> None:
     with pytest.raises(GraphError, match="is NaN"):
         list(
-            Classifier(session(lambda batch: np.float32([[np.nan, 1]])), SMALL, LABELS).classify(
+            Classifier(session(lambda batch: np.array([[np.nan, 1]], np.float32)), SMALL, LABELS).classify(
                 find_images(greys[:1]).samples
             )
         )
@@ -183,7 +183,7 @@ def test_image_is_prepared_for_the_input(
 
     def compute(batch: np.ndarray) -> np.ndarray:
         batches.append(batch)
-        return np.float32([[0, 1]])
+        return np.array([[0, 1]], np.float32)
 
     classifier = Classifier(session(compute, shape, dtype), SMALL, LABELS)
     predictions(classifier, greys[1:2])
@@ -200,7 +200,7 @@ def test_string_input_takes_the_encoded_jpeg(tmp_path: Path, shape: tuple[int | 
 
     def compute(batch: np.ndarray) -> np.ndarray:
         batches.append(batch)
-        return np.float32([[0, 1]])
+        return np.array([[0, 1]], np.float32)
 
     predictions(Classifier(session(compute, shape, DType.STRING), SMALL, LABELS), [path])
     assert batches[0].ndim == ndim

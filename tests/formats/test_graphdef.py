@@ -179,9 +179,9 @@ def test_names_that_tensorflow_rejects_are_rejected(name: str) -> None:
     message = message_class("GraphDef")()
     message.node.add(name=name, op="NoOp")
     text = text_format.MessageToString(message)
-    for decode in (lambda: graphdef.decode(message.SerializeToString()), lambda: graphdef.decode_text(text)):
+    for decode, content in ((graphdef.decode, message.SerializeToString()), (graphdef.decode_text, text)):
         with pytest.raises(GraphError, match="TensorFlow rejects the node name"):
-            decode()
+            decode(content)
 
 
 @pytest.mark.parametrize("text", ["split:", "a:b:1", "^a:1", ":1", "", "^", "^^a", "a:-1", "a:" + "9" * 5000])

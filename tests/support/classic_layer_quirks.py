@@ -337,7 +337,10 @@ def _steps() -> Cases:
 
 def _eight_bit() -> Cases:
     cases = Cases("eight_bit", "quantize_nodes")
-    sum_of = lambda *inputs, **attrs: (placeholder("x", 2), const("k", [1, 2]), node("y", "Add", *inputs, **attrs))  # noqa: E731
+
+    def sum_of(*inputs: str, **attrs: Any) -> tuple[Node, ...]:
+        return placeholder("x", 2), const("k", [1, 2]), node("y", "Add", *inputs, **attrs)
+
     cases.add("sum", sum_of("x", "k"), "y")
     cases.add("same_input_twice", sum_of("x", "x"), "y")
     cases.add("same_input_spelled_twice", sum_of("x", "x:0"), "y")

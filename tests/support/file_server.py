@@ -213,4 +213,12 @@ def open_on_limited_disk(num_bytes: int) -> Any:
 class MakeCard(Protocol):
     """Function that creates the card of the small model from archive URLs, sizes and digests."""
 
-    def __call__(self, *urls: str, **facts: Any) -> ModelCard: ...
+    def __call__(
+        self,
+        *urls: str,
+        num_bytes: int | None = None,
+        sha256: str = "",
+        graph_sha256: str = "",
+        graph_bytes: int | None = None,
+        graph_urls: tuple[str, ...] = (),
+    ) -> ModelCard: ...
