@@ -33,6 +33,7 @@ from quantkit.transforms.fusion import (
     fuse_pad_and_conv,
     fuse_resize_and_conv,
     fuse_resize_pad_and_conv,
+    fuse_space_to_depth_and_conv,
     merge_sibling_convolutions,
     pool_after_projection,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "fuse_pad_and_conv",
     "fuse_resize_and_conv",
     "fuse_resize_pad_and_conv",
+    "fuse_space_to_depth_and_conv",
     "inline_functions",
     "inline_partitionedcall",
     "insert_logging",

@@ -48,7 +48,10 @@ FOLDING = frozenset({"fold_batch_norms", "fold_old_batch_norms"})
 # Transforms before folding, which turn composite layers into one op; those of dilated layers, then the others.
 DILATED_RECIPE, LAYER_RECIPE = "flatten_atrous_conv", "flatten_products simplify_arithmetic"
 # Transforms after folding: exact in float, they make int8 faster.
-REWRITE_RECIPE = "pool_after_projection fold_pads fold_clamps remove_nodes(op=EnsureShape) fold_constants(copies=true)"
+REWRITE_RECIPE = (
+    "pool_after_projection fold_pads fold_clamps fuse_space_to_depth_and_conv remove_nodes(op=EnsureShape) "
+    "fold_constants(copies=true)"
+)
 
 
 def load_float_model(options: Options) -> Model:
