@@ -252,11 +252,11 @@ def test_all_unsupported_nodes_are_listed() -> None:
     nodes = [
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((3,))}),
         Node("a", "NonZero", (Edge("x"),)),
-        Node("b", "Celu", (Edge("x"),)),
+        Node("b", "Hardmax", (Edge("x"),)),
         Node("y", "Concat", (Edge("b"), Edge("b")), attrs={"axis": 0}),
     ]
     graph = Graph.of(nodes, ["x"], ["a", "y"], dialect="onnx", extra=onnx.header({}))
-    with pytest.raises(UnavailableError, match=r"2 nodes: 'b' \(Celu\) .*; 'a' \(NonZero\) cannot be converted"):
+    with pytest.raises(UnavailableError, match=r"2 nodes: 'b' \(Hardmax\) .*; 'a' \(NonZero\) cannot be converted"):
         convert(graph)
 
 

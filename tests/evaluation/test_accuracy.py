@@ -87,8 +87,9 @@ def test_sorted_folders_are_the_classes_of_a_model_without_labels(tmp_path: Path
 
 
 def test_hint_of_a_limit_that_the_reference_model_misses(folded: Graph) -> None:
-    data = np.load(HELDOUT)
-    arrays = (data["images"][:8], np.where(np.arange(8) < 4, data["labels"][:8], (data["labels"][:8] + 1) % 10))
+    with np.load(HELDOUT) as data:
+        images, labels = data["images"][:8], data["labels"][:8]
+    arrays = (images, np.where(np.arange(8) < 4, labels, (labels + 1) % 10))
     evaluation = evaluate(folded, arrays, "digits", runtime="reference", reference_runtime="reference")
     with pytest.raises(CheckError, match="below the limit 0.9") as caught:
         evaluation.check(min_top1=0.9)

@@ -15,6 +15,7 @@ from quantkit.quantization.annotation import in_target_dialect
 from quantkit.quantization.targets import Target
 from quantkit.quantization.workflow.preparation import REWRITE_RECIPE, layer_recipe
 from quantkit.recipes import Recipe, parse, run
+from quantkit.transforms.registry import names_for
 
 HELD_OUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
 SIZE = 8
@@ -45,8 +46,9 @@ class Case:
 def make_case(name: str, target: Target) -> Case:
     """Return the case of a name, prepared with the recipes of a target."""
     graph, recipe, images = {"digits": digits, "residual": residual}[name]()
-    steps = [layer_recipe(target), recipe, parse(REWRITE_RECIPE)]
-    prepared, _ = run(Recipe(tuple(step for part in steps for step in part.steps)), graph)
+    steps = [step for part in (layer_recipe(target), recipe, parse(REWRITE_RECIPE)) for step in part.steps]
+    supported = names_for(graph.dialect)
+    prepared, _ = run(Recipe(tuple(step for step in steps if step.name in supported)), graph)
     return Case(in_target_dialect(prepared, target.name), images, num_calibration=32, min_sqnr=20.0)
 
 

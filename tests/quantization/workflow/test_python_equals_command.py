@@ -132,7 +132,7 @@ def test_callbacks_receive_progress_and_messages() -> None:
     )
     stages = {
         *("preparing the graph", "calibrating", "computing the ranges", "running the float model", "searching"),
-        *("writing the model", "measuring the accuracy", "measuring the calibrated model"),
+        *("writing the model", "measuring the accuracy", "measuring the calibrated model", "comparing alternatives"),
     }
     assert {report.stage for report in reports} == stages
     assert Progress("calibrating", 12, 12) in reports
