@@ -318,7 +318,8 @@ class FileSearch:
         if not ranked or self.goal.objective == "size" or self.elapsed > FORMS_END * self.budget:
             return
         name, runtime = ranked[0].form.name.removesuffix(FIXED), ranked[0].candidate.settings.runtime
-        prefix = f"{name}, with slow layers in float for {find_runtime(runtime).title}"
+        title = find_runtime(runtime).title
+        prefix = f"{name}, slow layers in float{'' if name.endswith(title) else f' for {title}'}"
         names = [each for each in self.state.forms if each.startswith(prefix) and not each.endswith(FIXED)]
         if not names and name in self._results:
             self._report(f"measuring the time of the layers: {name}")

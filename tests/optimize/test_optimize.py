@@ -90,7 +90,7 @@ def test_the_fastest_int8_file_is_built_again_with_its_slow_layers_in_float(
     monkeypatch.setattr(search, "find_fast_forms", find)
     arguments: dict[str, Any] = {"runtimes": ["openvino"], "resume": tmp_path / "state.json"}
     result = qk.optimize("digits", data, output=tmp_path / "best.onnx", **arguments)
-    assert result.best.name == "int8 for OpenVINO, with slow layers in float for OpenVINO in OpenVINO"
+    assert result.best.name == "int8 for OpenVINO, slow layers in float in OpenVINO"
     graph = qk.load(result.file).graph
     assert "QuantizeLinear" not in {graph[edge.node].op for edge in graph[slow[0]].inputs}
     checked = qk.receipt(result.file)
