@@ -12,7 +12,7 @@ import numpy as np
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
 from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules
-from quantkit.transforms.onnx._facts import constant_value, new_constant, reason_to_keep
+from quantkit.transforms.onnx._facts import constant_value, has_input, new_constant, producer, reason_to_keep
 from quantkit.transforms.registry import transform
 
 # Ends of slices from this value on are the end of the axis.
@@ -46,7 +46,7 @@ def fuse_space_to_depth_and_conv(graph: Graph) -> Outcome:
 
     Options: none. The convolution keeps its name.
 
-    Skips if the blocks have other consumers or are a graph input or output, if the convolution is
+    Skips if the blocks have other consumers or are a graph output, if the convolution is
     grouped or dilated, or if its weights or the bounds of the slices are not constant.
 
     Example:
@@ -63,17 +63,20 @@ def fuse_space_to_depth_and_conv(graph: Graph) -> Outcome:
 
 
 def _fuse(graph: Graph, root: Node) -> list[Node] | Skip | None:
-    producer = graph[root.inputs[0].node]
-    blocks = _read_space_to_depth(producer) if producer.op == "SpaceToDepth" else _read_slices(graph, producer)
-    weights = graph.constant_of(root.inputs[1])
+    source = producer(graph, root.inputs[0], "SpaceToDepth|Concat") if has_input(root, 1) else None
+    if source is None or root.name in graph.input_names:
+        return None
+    blocks = _read_space_to_depth(source) if source.op == "SpaceToDepth" else _read_slices(graph, source)
     if blocks is None:
         return None
-    reason = reason_to_keep(graph, producer, root)
-    if reason or weights is None or len(weights.shape) != 4:
-        return Skip(reason or f"the weights of {root.name} are not constant")
+    reason = reason_to_keep(graph, source, root)
+    weights = None if root.inputs[1].node in graph.input_names else graph.constant_of(root.inputs[1])
+    if reason or weights is None or len(weights.shape) != 4 or weights.shape[1] % blocks.size**2:
+        return Skip(reason or f"the weights of {root.name} are not constant, or have another number of channels")
     attrs = root.attrs
     is_plain = attrs.get("group", 1) == 1 and set(attrs.get("dilations", (1,))) == {1}  # type: ignore[arg-type]
-    if not is_plain or attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b""):
+    is_valid = attrs.get("auto_pad") == b"VALID"
+    if not is_plain or not (is_valid or attrs.get("auto_pad", b"NOTSET") in (b"NOTSET", b"")):
         return Skip(f"{root.name} is grouped or dilated, or computes its padding from the size of its input")
     size = blocks.size
     filters, channels, height, width = weights.shape
@@ -85,14 +88,16 @@ def _fuse(graph: Graph, root: Node) -> list[Node] | Skip | None:
     fused = root.with_(inputs=(blocks.image, Edge(constant.name), *root.inputs[2:])).with_attrs(
         kernel_shape=kernel.shape[2:],
         strides=tuple(size * stride for stride in strides),  # type: ignore[union-attr]
-        pads=tuple(size * pad for pad in pads),  # type: ignore[union-attr]
+        # ONNX Runtime rejects paddings next to VALID.
+        pads=None if is_valid else tuple(size * pad for pad in pads),  # type: ignore[union-attr]
     )
     return [constant, fused]
 
 
 def _read_space_to_depth(node: Node) -> Blocks | None:
-    size = node.attrs["blocksize"]
-    assert isinstance(size, int), "the attribute is an integer"
+    size = node.attrs.get("blocksize")
+    if not isinstance(size, int) or size < 1:
+        return None
     return Blocks(node.inputs[0], size, tuple((row, column) for row in range(size) for column in range(size)))
 
 
@@ -104,12 +109,12 @@ def _read_slices(graph: Graph, concat: Node) -> Blocks | None:
     images, offsets = set[Edge](), []
     for edge in concat.inputs:
         starts = dict[int, int]()
-        while graph[edge.node].op == "Slice" and len(starts) < 2:
-            bounds = _read_bounds(graph, graph[edge.node], size)
+        while len(starts) < 2 and (node := producer(graph, edge, "Slice")):
+            bounds = _read_bounds(graph, node, size)
             if bounds is None or not starts.keys().isdisjoint(bounds):
                 return None
             starts |= bounds
-            edge = graph[edge.node].inputs[0]
+            edge = node.inputs[0]
         if starts.keys() != {HEIGHT, WIDTH}:
             return None
         images.add(edge)
@@ -126,5 +131,6 @@ def _read_bounds(graph: Graph, node: Node, step: int) -> dict[int, int] | None:
         return None
     starts, ends, axes, steps = ([int(each) for each in value.reshape(-1)] for value in values if value is not None)
     axes = [axis + 4 if axis < 0 else axis for axis in axes]
-    are_blocks = all(0 <= start < step for start in starts) and min(ends) >= LARGEST and set(steps) == {step}
+    are_blocks = all(0 <= start < step for start in starts) and set(steps) == {step}
+    are_blocks &= all(end >= LARGEST for end in ends) and len(starts) == len(axes)
     return dict(zip(axes, starts, strict=True)) if are_blocks and set(axes) <= {HEIGHT, WIDTH} else None

@@ -37,10 +37,16 @@ FUSED = {
     "slices": f"{SLICES} blocks = Concat(a, b, c, d, axis=1); y = Conv(blocks, w, pads=[1, 1, 1, 1])",
     "slices in another order": f"{SLICES} blocks = Concat(d, b, a, c, axis=-3); y = Conv(blocks, w, bias)",
     "blocks of two": "blocks = SpaceToDepth(x, blocksize=2); y = Conv(blocks, w, pads=[1, 0, 1, 2], strides=[2, 1])",
+    "no padding by name": "blocks = SpaceToDepth(x, blocksize=2); y = Conv(blocks, w, auto_pad=VALID)",
     "blocks of four": "blocks = SpaceToDepth(x, blocksize=4); y = Conv(blocks, v, bias)",
 }
 OTHER_BLOCKS = {
     "a slice that ends earlier": f"{SLICES.replace('one, last', 'one, seven')} blocks = Concat(a, b, c, d, axis=1)",
+    "slices of no axis": (
+        "none = Constant[int64]([]); a = Slice(x, none, none, none, none); blocks = Concat(a, a, a, a, axis=1)"
+    ),
+    "blocks without a size": "blocks = SpaceToDepth(x)",
+    "weights of other blocks": "blocks = SpaceToDepth(x, blocksize=3)",
     "a slice twice": f"{SLICES} blocks = Concat(a, b, c, c, axis=1)",
     "blocks with another consumer": "blocks = SpaceToDepth(x, blocksize=2); twin = Relu(blocks)",
 }
@@ -70,4 +76,11 @@ def test_blocks_become_a_strided_convolution(form: str) -> None:
 def test_other_blocks_stay(form: str) -> None:
     graph = graph_of(f"{OTHER_BLOCKS[form]}; y = Conv(blocks, w)")
     graph = graph.with_endpoints(graph.inputs, [Edge("y"), *([Edge("twin")] if "twin" in graph else [])])
+    assert fuse_space_to_depth_and_conv(graph).op_counts == graph.op_counts
+
+
+@pytest.mark.parametrize("name", ["w", "blocks", "b"])
+def test_graph_inputs_are_not_replaced(name: str) -> None:
+    graph = graph_of(f"{SLICES} blocks = Concat(a, b, c, d, axis=1); y = Conv(blocks, w)")
+    graph = graph.with_endpoints([*graph.inputs, Edge(name)], graph.outputs)
     assert fuse_space_to_depth_and_conv(graph).op_counts == graph.op_counts
