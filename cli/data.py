@@ -9,7 +9,7 @@ from quantkit.formats import check_distinct
 from quantkit.pipelines.loading import run_function
 from quantkit.pipelines.optimization import PipelineOptions
 
-from ._arguments import add_offline, add_options, options_of, parse_positive
+from ._arguments import add_options, options_of, parse_positive
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -27,10 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_pack(actions.add_parser("pack", help="pack samples into TFRecord shards with an index; resumes after a kill"))
     verify = actions.add_parser("verify", help="verify each byte of shards against their checksums")
     verify.add_argument("path", help="folder of shards, index file or TFRecord file")
-    for action in (actions.choices["pack"], verify):
-        action.add_argument(
-            "--workers", type=parse_positive, help="number of processes or threads (default: one per core)"
-        )
+    verify.add_argument("--workers", type=parse_positive, help="number of threads (default: one per core)")
     _add_profile(actions.add_parser("profile", help="measure the stages of a tf.data pipeline, and find the limit"))
     _add_optimize(
         actions.add_parser("optimize", help="rewrite a tf.data pipeline; each rewrite is verified and measured")
@@ -58,7 +55,6 @@ def _add_pack(parser: ArgumentParser) -> None:
         help="image folder, list file, .npz or .npy, TFRecord files, tar file, CIFAR archive, or a data card: cifar10",
     )
     add_options(parser, PackOptions, output={"names": ("-o", "--output")})
-    add_offline(parser)
 
 
 def run(args: Namespace) -> int:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from quantkit.formats import check_outputs
 from quantkit.monitor import monitor
+from quantkit.monitor.options import MonitorOptions
 
 from ._app import INTERRUPTED
-from ._arguments import options_of, parse_natural, parse_seconds
+from ._arguments import add_options, options_of
 from ._render import console, emit, log
 
 if TYPE_CHECKING:
@@ -31,22 +32,9 @@ COMMAND, or 128 plus its signal."""
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="program and arguments, after --")
-    parser.add_argument("--pid", type=parse_natural, help="process that already runs, instead of COMMAND")
-    parser.add_argument(
-        "--duration", type=parse_seconds, help="time limit of --pid, for example 30s (default: until the process ends)"
-    )
-    parser.add_argument(
-        "--interval", type=parse_seconds, default=0.5, help="time between two samples in seconds (default: 0.5)"
-    )
+    add_options(parser, MonitorOptions, until="prove")
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a page with time series to this file")
-    parser.add_argument(
-        "--prove",
-        action="store_true",
-        help="repeat the job with one repeated batch and with an empty model, and report the gain of each fix",
-    )
-    parser.add_argument(
-        "--pipeline", metavar="FILE.py:FUNCTION", help="function of the job that returns its input pipeline"
-    )
+    add_options(parser, MonitorOptions, since="prove")
 
 
 def run(args: Namespace) -> int:

@@ -8,6 +8,7 @@ from shlex import join
 from time import monotonic
 from typing import Any
 
+from quantkit.arguments import parse_duration
 from quantkit.benchmark.host.machine import Machine, this_machine
 from quantkit.formats.temporary import temporary_folder
 from quantkit.monitor.bandwidth import probe_memory
@@ -15,14 +16,15 @@ from quantkit.monitor.calls import read_calls
 from quantkit.monitor.counters import HardwareCounters, PerfStat
 from quantkit.monitor.facts import JobFacts, cpu_limit, gather_facts
 from quantkit.monitor.gpu import GpuReader
-from quantkit.monitor.job import Job, OnOutput, Watch, job_environment
+from quantkit.monitor.job import Job, Watch, job_environment
+from quantkit.monitor.options import MonitorOptions
 from quantkit.monitor.pipeline import KERAS_FIT
 from quantkit.monitor.processes import ProcessReader
 from quantkit.monitor.prove import Proof, count_steps, launch_with_pipeline
 from quantkit.monitor.recorder import Recorder
 from quantkit.monitor.report import Monitoring
 from quantkit.monitor.sample import JobSample
-from quantkit.monitor.snapshot import OnSnapshot, take_snapshot
+from quantkit.monitor.snapshot import take_snapshot
 from quantkit.monitor.steps import Steps, read_steps
 from quantkit.monitor.system import import_psutil
 from quantkit.monitor.verdict import COMPUTE_OR_MEMORY, find_bottleneck
@@ -43,30 +45,20 @@ class _Run:
     not_available: tuple[str, ...]
 
 
-def monitor_job(
-    command: Sequence[str],
-    *,
-    pid: int | None,
-    interval: float,
-    limit: float | None,
-    prove: bool,
-    pipeline: str,
-    on_snapshot: OnSnapshot | None,
-    on_output: OnOutput | None,
-) -> Monitoring:
+def monitor_job(options: MonitorOptions) -> Monitoring:
     """Run a command, or attach to a process, and return the report; `monitor` has the arguments."""
     psutil, machine = import_psutil(), this_machine()
+    command, pipeline = options.command, options.pipeline or (KERAS_FIT if options.prove else "")
     with temporary_folder() as folder:
-        session = _Session(psutil, machine, interval, on_snapshot, on_output)
-        if prove and not pipeline:
-            pipeline = KERAS_FIT
-        run = session.run(command, folder / "job", pipeline) if pid is None else session.attach(pid, limit, folder)
+        session = _Session(psutil, machine, options)
+        job = folder / "job"
+        run = session.run(command, job, pipeline) if options.pid is None else session.attach(options.pid, folder)
         proof, memory, reason = None, None, ""
-        if prove and not run.is_interrupted:
+        if options.prove and not run.is_interrupted:
             proof, reason = session.prove(run, command, folder, pipeline)
             if find_bottleneck(run.facts, proof).kind == COMPUTE_OR_MEMORY:
                 memory = probe_memory(lambda: session.run(command, folder / "memory", ""))
-    verdict = find_bottleneck(run.facts, proof, memory, is_tried=prove)
+    verdict = find_bottleneck(run.facts, proof, memory, is_tried=options.prove)
     advice = verdict.advice.replace("-- COMMAND", f"-- {join(command)}") if command else verdict.advice
     return Monitoring(
         verdict=replace(verdict, advice=advice),
@@ -88,23 +80,16 @@ def monitor_job(
 class _Session:
     """Runs of one call of `monitor`."""
 
-    def __init__(
-        self,
-        psutil: Any,
-        machine: Machine,
-        interval: float,
-        on_snapshot: OnSnapshot | None,
-        on_output: OnOutput | None,
-    ) -> None:
-        self._psutil, self._machine, self._interval = psutil, machine, interval
-        self._on_snapshot, self._on_output = on_snapshot, on_output
+    def __init__(self, psutil: Any, machine: Machine, options: MonitorOptions) -> None:
+        self._psutil, self._machine, self._options = psutil, machine, options
 
-    def attach(self, pid: int, limit: float | None, folder: Path) -> _Run:
+    def attach(self, pid: int, folder: Path) -> _Run:
         """Monitor a process that already runs."""
         watch = Watch(pid)
         interrupted = False
         with _closing(watch), self._recording(pid, folder) as (recorder, finish):
-            end = None if limit is None else monotonic() + limit
+            limit = self._options.duration
+            end = None if limit is None else monotonic() + parse_duration(limit)
             try:
                 while not watch.has_ended(recorder.next_delay) and (end is None or monotonic() < end):
                     self._tick(recorder)
@@ -117,7 +102,7 @@ class _Session:
         environment = job_environment(folder, pipeline, mode)
         if pipeline and pipeline != KERAS_FIT:
             command = launch_with_pipeline(command)
-        job = Job(command, environment, self._on_output)
+        job = Job(command, environment, self._options.on_output)
         try:
             watch = Watch(job.pid)
             with job.forward_signals(), _closing(watch), self._recording(job.pid, folder) as (recorder, finish):
@@ -140,8 +125,8 @@ class _Session:
 
     def _tick(self, recorder: Recorder) -> None:
         sample = recorder.tick()
-        if sample is not None and self._on_snapshot is not None and len(recorder.samples) > 1:
-            self._on_snapshot(take_snapshot(recorder.samples, self._machine, recorder.uses_gpu))
+        if sample is not None and self._options.on_snapshot and len(recorder.samples) > 1:
+            self._options.on_snapshot(take_snapshot(recorder.samples, self._machine, recorder.uses_gpu))
 
     @contextmanager
     def _recording(self, pid: int, folder: Path) -> Iterator[tuple[Recorder, Callable[[int | None, bool], _Run]]]:
@@ -150,7 +135,7 @@ class _Session:
         gpus = GpuReader()
         perf = PerfStat(pid)
         try:
-            recorder = Recorder(self._psutil, ProcessReader(pid), gpus, self._interval)
+            recorder = Recorder(self._psutil, ProcessReader(pid), gpus, parse_duration(self._options.interval))
             recorder.sample()
 
             def finish(exit_code: int | None, is_interrupted: bool) -> _Run:

@@ -1,6 +1,6 @@
 """Present values of a running job, for a live view."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantkit.benchmark.host.machine import Machine
@@ -27,9 +27,6 @@ class Snapshot:
     seconds: float
     verdict: str
     rows: tuple[tuple[str, str], ...]
-
-
-OnSnapshot = Callable[[Snapshot], None]
 
 
 def take_snapshot(samples: Sequence[JobSample], machine: Machine, uses_gpu: bool) -> Snapshot:

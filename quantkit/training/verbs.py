@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any
 
-from quantkit.arguments import public, require_callable, require_flag, require_positive
+from quantkit.arguments import public, require_callable, require_positive
 from quantkit.errors import InputError, UsageError
+from quantkit.options import Declaration, option, takes
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow.calibrated_model import calibrate_model
@@ -25,18 +27,30 @@ from quantkit.training.tf_mot import cluster_legacy, legacy_callbacks, prune_leg
 _NO_OPS = ("Identity", "NoOp")
 
 
+@dataclass(frozen=True)
+class AwareOptions:
+    """The arguments of `quantization_aware`."""
+
+    model: Annotated[Any, Declaration(doc="trained float model of Keras 3 or tf-keras, built; it is not changed")]
+    scheme: Scheme | Mapping[str, Any] | str | os.PathLike[str] | None = option(
+        None,
+        doc="quantization scheme, its fields, or its TOML file (default: the target's). For tf-keras, only "
+        "``keep_float`` has an effect",
+    )
+    calibration: Any = option(None, doc="calibration dataset, as for `quantkit.quantize`; only for Keras 3")
+    _: KW_ONLY
+    target: str | None = option(None, doc="target format and runtime (default: the scheme's, else ``onnx``)")
+    reduce_range: bool = option(
+        False, doc="use 7-bit weights instead of the limited sums of pairs for processors without VNNI"
+    )
+    limit: int = option(CALIBRATION_LIMIT, require_positive, doc="maximum number of calibration samples")
+    on_progress: OnProgress = option(ignore_progress, require_callable, doc="receives the progress")
+    on_message: OnMessage = option(ignore_message, require_callable, doc="receives messages")
+
+
 @public
-def quantization_aware(
-    model: Any,
-    scheme: Scheme | Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    calibration: Any = None,
-    *,
-    target: str | None = None,
-    reduce_range: bool = False,
-    limit: int = CALIBRATION_LIMIT,
-    on_progress: OnProgress = ignore_progress,
-    on_message: OnMessage = ignore_message,
-) -> Any:
+@takes(AwareOptions)
+def quantization_aware(arguments: AwareOptions) -> Any:
     """Return a Keras model that computes with the rounding of its quantized form, to be trained with ``fit``.
 
     A model of Keras 3 is calibrated as in `quantkit.quantize`, and has the plan, the ranges and the
@@ -46,16 +60,6 @@ def quantization_aware(
 
     A model of tf-keras gets the wrappers of TensorFlow Model Optimization (TF-MOT), which observe
     the ranges during the training.
-
-    Args:
-        model: trained float model of Keras 3 or tf-keras, built; it is not changed.
-        scheme: quantization scheme, its fields, or its TOML file (default: the target's). For
-            tf-keras, only ``keep_float`` has an effect.
-        calibration: calibration dataset, as for `quantkit.quantize`; only for Keras 3.
-        target: target format and runtime (default: the scheme's, else ``onnx``).
-        reduce_range: use 7-bit weights instead of the limited sums of pairs for processors without VNNI.
-        limit: maximum number of calibration samples.
-        on_progress, on_message: callbacks for progress and messages.
 
     Returns:
         Keras model with the names, shapes and types of the inputs and outputs of ``model``, not
@@ -68,21 +72,9 @@ def quantization_aware(
         InputError: a file or the dataset is missing or broken.
         UnavailableError: TensorFlow, TF-MOT or the target is not installed.
     """
-    require_positive(limit=limit)
-    require_flag(reduce_range=reduce_range)
-    require_callable(on_progress=on_progress, on_message=on_message)
-    options = Options(
-        model,
-        calibration=calibration,
-        target=target,
-        scheme=scheme,
-        reduce_range=reduce_range,
-        limit=limit,
-        on_progress=on_progress,
-        on_message=on_message,
-    )
+    model, options = arguments.model, Options(**vars(arguments))
     if is_legacy(model):
-        return quantize_legacy(model, choose_scheme(options), on_message)
+        return quantize_legacy(model, choose_scheme(options), options.on_message)
     if isinstance(model, aware_model()):
         raise UsageError(f"the Keras model {model.name!r} is quantization-aware already", hint="call its fit method")
     return _make_aware(model, choose_scheme(options), options)

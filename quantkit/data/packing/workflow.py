@@ -74,10 +74,10 @@ class PackOptions:
         None, require_positive, metavar="PIXELS", help="reduce larger images to this size of the shorter side"
     )
     check_pixels: bool = option(False, help="decode every image to find damaged ones (default: headers only)")
-    workers: int | None = option(None, require_positive, doc="number of processes (default: one per core)")
+    workers: int | None = option(None, require_positive, help="number of processes (default: one per core)")
     url: str | None = option(None, require_text, help="URL of another archive for a data card: http, https or file")
     sha256: str | None = option(None, require_text, help="SHA-256 digest of the file at --url")
-    offline: bool = option(False, doc="never download")
+    offline: bool = option(False, help="never download; fail if the archive is not cached")
     on_progress: OnProgress = option(
         ignore_progress, require_callable, doc="receives the number of samples that were read; the step has the rate"
     )
