@@ -62,6 +62,7 @@ GROUP = 4
 LAST_SECONDS = 10.0
 # Time for the first measurements of the float model in seconds, also after the end of the budget.
 FLOAT_SECONDS = 60.0
+OUT_OF_TIME = "time budget exhausted"
 SCREEN, FINAL, LAST = range(3)
 STAGES = {
     SCREEN: SamplingOptions(processes=1, rounds=2, process_seconds=0.2, warmup_seconds=0.5),
@@ -178,7 +179,9 @@ class FileSearch:
     baseline: Candidate | None = None
     last: Benchmark | None = None
     is_complete: bool = False
-    _results: dict[str, QuantizationResult] = field(default_factory=dict)
+    _int8_forms: dict[str, Int8Form] = field(default_factory=dict)
+    # Name and result of the fastest int8 file that this call built: the results of all would fill the memory.
+    _fastest: tuple[str, QuantizationResult] | None = None
 
     def run(self) -> None:
         """Search until the end or the end of the time budget; the state and the choices have all that is known."""
@@ -306,40 +309,76 @@ class FileSearch:
                 )
                 continue
             if self.elapsed + longest > FORMS_END * self.budget and form.name not in self.state.forms:
-                self.skipped[form.name] = "time budget exhausted"
+                self.skipped[form.name] = OUT_OF_TIME
                 continue
             begin = monotonic()
-            self._try_form(form, form.name)
+            self._int8_forms[form.name] = form
+            self._keep_if_fastest(form.name, self._try_form(form, form.name))
             longest = max(longest, monotonic() - begin)
+
+    def _keep_if_fastest(self, name: str, result: QuantizationResult | None) -> None:
+        if result is not None and next(map(_name_of_file, self._rank_int8()), "") == name:
+            self._fastest = name, result
+
+    def _rank_int8(self) -> list[Choice]:
+        """Return the candidates with int8 layers, the fastest first."""
+        return [each for each in self._by_speed() if each.form.precision == "int8"]
 
     def _build_fast_parts(self) -> None:
         """Build the fastest int8 file again without the int8 layers that take more time than they save there."""
-        ranked = [each for each in self._by_speed() if each.form.precision == "int8"]
+        ranked, built, self._fastest = self._rank_int8(), self._fastest, None
         if not ranked or self.goal.objective == "size" or self.elapsed > FORMS_END * self.budget:
             return
-        name, runtime = ranked[0].form.name.removesuffix(FIXED), ranked[0].candidate.settings.runtime
+        name, runtime = _name_of_file(ranked[0]), ranked[0].candidate.settings.runtime
         title = find_runtime(runtime).title
         prefix = f"{name}, slow layers in float{'' if name.endswith(title) else f' for {title}'}"
-        names = [each for each in self.state.forms if each.startswith(prefix) and not each.endswith(FIXED)]
-        if not names and name in self._results:
+        names = self._names_of(prefix)
+        if not names and prefix not in self.state.failures:
             self._report(f"measuring the time of the layers: {name}")
-            result = self._results[name]
-            samples = {each: array.shape for each, array in self.reference.feeds[0].items()}
             try:
-                for number, conversion in enumerate(find_fast_forms(result.conversion, samples, runtime)):
-                    names.append(f"{prefix}{f' ({number + 1})' if number else ''}")
-                    path = self._new_path(conversion.target.suffixes[0])
-                    receipt = replace_plan(result.metadata["receipt"], conversion)
-                    conversion.save(path, {**result.metadata, "receipt": receipt})
-                    self._save_form(replace(self.state.forms[name], name=names[-1], path=path, runtimes=(runtime,)))
-            except QuantkitError as error:
-                self.skipped[prefix] = error.message
+                self._save_fast_parts(name, prefix, runtime, built)
+            except (OutOfTimeError, QuantkitError) as error:
+                if isinstance(error, OutOfTimeError) or self.elapsed > FORMS_END * self.budget:
+                    self.skipped[prefix] = OUT_OF_TIME
+                else:
+                    self._save_failure(prefix, error.message)
+            names = self._names_of(prefix)
         for each in names:
             self._add_forms(each)
 
+    def _names_of(self, prefix: str) -> list[str]:
+        """Return the names of the built files with a name, or with this name and a number."""
+        names = (each for each in self.state.forms if not each.endswith(FIXED))
+        return [each for each in names if each == prefix or each.startswith(f"{prefix} (")]
+
+    def _save_fast_parts(
+        self, name: str, prefix: str, runtime: str, built: tuple[str, QuantizationResult] | None
+    ) -> None:
+        """Build an int8 file with slow layers in float.
+
+        Args:
+            name: name of the int8 file.
+            prefix: name of the first file to build, and first part of the names of the others.
+            runtime: runtime in which the layers are slow.
+            built: name and result of the int8 file; it is quantized again if an earlier call built it.
+        """
+        result = self._quantize(self._int8_forms[name]) if built is None or built[0] != name else built[1]
+        samples = {each: array.shape for each, array in next(iter(self.reference.feeds), {}).items()}
+        seconds = FORMS_END * self.budget - self.elapsed
+        conversions = find_fast_forms(result.conversion, samples, runtime, seconds)
+        if not conversions:
+            self._save_failure(prefix, "no int8 layer takes more time than it saves")
+        for number, conversion in enumerate(conversions):
+            path = self._new_path(conversion.target.suffixes[0])
+            receipt = replace_plan(result.metadata["receipt"], conversion)
+            conversion.save(path, {**result.metadata, "receipt": receipt})
+            text = f"{prefix}{f' ({number + 1})' if number else ''}"
+            self._add_to_state(replace(self.state.forms[name], name=text, path=path, runtimes=(runtime,)))
+        self.state.save()
+
     def _build_float_parts(self) -> None:
         """If no int8 file is within the bound, build the fastest one with more layers in float."""
-        ranked = [each for each in self._by_speed() if each.form.precision == "int8"]
+        ranked = self._rank_int8()
         if not ranked or any(map(self.is_within, ranked)) or self.elapsed > FORMS_END * self.budget:
             return
         checked = [each for each in ranked if each.drop is not None and each.drop.value > 0]
@@ -352,28 +391,37 @@ class FileSearch:
         name = f"int8 with layers in float, for {find_runtime(form.runtime).title}"
         self._try_form(form, name, max_drop=limit, time_budget=max(FORMS_END * self.budget - self.elapsed, 1.0))
 
-    def _try_form(self, form: Int8Form, name: str, **options: Any) -> None:
-        """Build an int8 file, unless an earlier search did, measure it and its drop."""
+    def _try_form(self, form: Int8Form, name: str, **options: Any) -> QuantizationResult | None:
+        """Build an int8 file, measure it and its drop.
+
+        Returns:
+            The quantization; None if it failed, or an earlier search built the file.
+        """
         self._report(f"quantizing: {name}")
         if name in self.state.failures:
-            return
+            return None
+        result = None
         if name not in self.state.forms:
+            path = self._new_path(find_target(form.target).suffixes[0])
             try:
-                built = self._build(form, name, options)
+                result = self._quantize(form, output=path, **options)
             except OutOfTimeError:
-                self.skipped[name] = "time budget exhausted"
-                return
+                self.skipped[name] = OUT_OF_TIME
+                return None
             except QuantkitError as error:
-                self.state.failures[name] = error.message
-                self.state.save()
-                return
-            self._save_form(built)
+                self._save_failure(name, error.message)
+                return None
+            self._add_to_state(int8_form(form, result, path, name))
+            self.state.save()
         self._add_forms(name)
+        return result
 
-    def _save_form(self, form: Form) -> None:
-        """Add a built file, also with fixed sizes, to the state."""
-        for each in (form, *self._fix_sizes(form)):
-            self.state.forms[each.name] = each
+    def _add_to_state(self, form: Form) -> None:
+        """Add a built file, also with fixed sizes, to the state, which is not saved yet."""
+        self.state.forms |= {each.name: each for each in (form, *self._fix_sizes(form))}
+
+    def _save_failure(self, name: str, reason: str) -> None:
+        self.state.failures[name] = reason
         self.state.save()
 
     def _add_forms(self, name: str) -> None:
@@ -385,27 +433,27 @@ class FileSearch:
             self._add(each, candidate)
         self._check_drops()
 
-    def _build(self, form: Int8Form, name: str, options: dict[str, Any]) -> Form:
-        """Quantize into a file of the folder."""
-        path = self._new_path(find_target(form.target).suffixes[0])
+    def _quantize(self, form: Int8Form, **options: Any) -> QuantizationResult:
+        """Quantize the model.
+
+        Raises:
+            OutOfTimeError: the time budget is exhausted.
+        """
         end = self.start + self.budget
 
         def check_time(_: Progress) -> None:
             if monotonic() > end:
                 raise OutOfTimeError
 
-        result = quantize(
+        return quantize(
             self.model,
             self.calibration,
             target=form.target,
             runtime=form.runtime,
             runs=0,
-            output=path,
             on_progress=check_time,
             **(self.quantize_options | options),
         )
-        self._results[name] = result
-        return int8_form(form, result, path, name)
 
     def _new_path(self, suffix: str) -> Path:
         return self.state.folder / f"int8_{len(self.state.forms)}{suffix}"
@@ -603,6 +651,11 @@ class FileSearch:
             if Speedup.of(default, tuned).outcome != "faster":
                 self.choices.pop(choice.name, None)
                 self.skipped[choice.name] = "not shown to be faster than the default settings"
+
+
+def _name_of_file(choice: Choice) -> str:
+    """Return the name of the file of a candidate, without its fixed sizes."""
+    return choice.form.name.removesuffix(FIXED)
 
 
 def _trial(stage: int, candidate: Candidate, outcome: Measurement | Failure) -> MeasuredTrial:

@@ -1,6 +1,7 @@
 """Profiles: the time of ops by layer of the original graph, in each runtime and from scripted traces."""
 
 import json
+import os
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from measurements import MACHINE, make_measurement, make_model_profile, scripted
 
 import quantkit as qk
 from quantkit.benchmark import profile_layers
+from quantkit.benchmark.profiling import AlternatingProfiles, tracing
 from quantkit.benchmark.profiling.candidates import profile_candidates
 from quantkit.benchmark.profiling.layer_names import LayerNames
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
@@ -24,6 +26,7 @@ from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
 from quantkit.benchmark.sampling.sampler import LEAST_PAIRS, time_pairs
 from quantkit.benchmark.verdict import explain_speedup
 from quantkit.errors import UnavailableError, UsageError
@@ -110,6 +113,28 @@ def test_runtime_that_measures_no_ops_is_unavailable(tiny_model: Path, tmp_path:
         trace_calls(replace(candidate, path=tmp_path / "missing.pb"))
     with pytest.raises(UsageError, match="no model"):
         profile_layers([])
+
+
+def test_all_processes_end_with_the_time_limit(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers: list[WorkerProcess] = []
+
+    def start(*arguments: Any) -> WorkerProcess:
+        workers.append(WorkerProcess(*arguments))
+        return workers[-1]
+
+    monkeypatch.setattr(tracing, "WorkerProcess", start)
+    candidates = [Candidate(name, tiny_model, Settings("reference")) for name in ("first", "second")]
+    with AlternatingProfiles(candidates[0], seconds=600) as profiles:
+        assert len(profiles.compare((candidates[0], candidates[1]), rounds=3, calls=1)) == 3
+    with (
+        pytest.raises(WorkerError, match="did not respond within 0 s"),
+        AlternatingProfiles(candidates[0], seconds=0) as profiles,
+    ):
+        profiles.measure(candidates, rounds=1, seconds=1.0)
+    assert len(workers) == 4
+    for worker in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker.pid, 0)
 
 
 def layered_graph() -> Graph:

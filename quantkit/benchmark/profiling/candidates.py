@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -68,10 +69,11 @@ class AlternatingProfiles:
 
     Args:
         original: candidate with the original graph.
+        seconds: time limit of all calls, as in `TracedModels`.
     """
 
-    def __init__(self, original: Candidate) -> None:
-        self._original, self._models = original, TracedModels()
+    def __init__(self, original: Candidate, seconds: float = inf) -> None:
+        self._original, self._models = original, TracedModels(seconds)
         self._layers: LayerNames | None = None
 
     def start(self, candidates: Sequence[Candidate]) -> None:

@@ -1,7 +1,10 @@
 """Traced and untraced calls of one model, in turn in one process, so that both meet the same load of the machine."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Any, Self
 
 from quantkit.benchmark.sampling.candidate import Candidate
@@ -44,9 +47,15 @@ def trace_calls(candidate: Candidate) -> TracedCalls:
 
 
 class TracedModels:
-    """Models that run with and without a trace, each in a process of its own; a context manager that ends these."""
+    """Models that run with and without a trace, each in a process of its own; a context manager that ends these.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: time limit of all calls; a process that exceeds it is ended, with a `WorkerError`.
+    """
+
+    def __init__(self, seconds: float = inf) -> None:
+        self._end = monotonic() + seconds
+        self._processes = ExitStack()
         self._workers: list[tuple[Candidate, WorkerProcess]] = []
         self._opened: list[dict[str, Any]] = []
 
@@ -54,7 +63,8 @@ class TracedModels:
         """Start the processes of new candidates, whose imports overlap."""
         for each in candidates:
             if all(each != candidate for candidate, _ in self._workers):
-                self._workers.append((each, WorkerProcess(each.settings.environment, each.settings.cpus)))
+                worker = self._processes.enter_context(WorkerProcess(each.settings.environment, each.settings.cpus))
+                self._workers.append((each, worker))
 
     def trace(
         self, candidates: Sequence[Candidate], rounds: int = 1, seconds: float = SECONDS
@@ -103,9 +113,13 @@ class TracedModels:
         """Open the models of all processes, and return the descriptions of these."""
         self.start(candidates)
         for candidate, worker in self._workers[len(self._opened) :]:
-            response = worker.ask(candidate.to_request(seed=0), OPEN_TIMEOUT)
+            response = worker.ask(candidate.to_request(seed=0), self._limit(OPEN_TIMEOUT))
             self._opened.append(_require_success(response, candidate))
         return [self._opened[self._find(each)] for each in candidates]
+
+    def _limit(self, seconds: float) -> float:
+        """Return the time limit of a response, which ends with that of all calls."""
+        return max(min(seconds, self._end - monotonic()), 0.0)
 
     def _find(self, candidate: Candidate) -> int:
         return [each for each, _ in self._workers].index(candidate)
@@ -116,15 +130,14 @@ class TracedModels:
         for _ in range(rounds):
             for own, each in zip(responses, candidates, strict=True):
                 worker = self._workers[self._find(each)][1]
-                own.append(_require_success(worker.ask(request, OPEN_TIMEOUT + TIMEOUT), each))
+                own.append(_require_success(worker.ask(request, self._limit(OPEN_TIMEOUT + TIMEOUT)), each))
         return responses
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for _, worker in self._workers:
-            worker.close()
+        self._processes.close()
 
 
 def _parse_calls(candidate: Candidate, opened: dict[str, Any], response: dict[str, Any]) -> TracedCalls:

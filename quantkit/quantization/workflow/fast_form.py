@@ -10,6 +10,7 @@ alone, except by the table of costs: the files are then the same on every machin
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Self
@@ -47,33 +48,29 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     try:
         with temporary_folder() as folder, _FastForm(conversion, folder, samples, conversion.runtimes) as form:
-            for rounds in (1, policy.PROFILE_ROUNDS - 1):
-                form.profile(rounds)
-                if next(form.find_alternatives(), None) is None:
-                    return conversion
-            return form.choose(trials, options)
+            return form.choose(trials, options) if form.may_save_time() else conversion
     except QuantkitError as error:
         options.on_message(f"the time of the layers is not measured: {error.message}")
         return conversion
 
 
 def find_fast_forms(
-    conversion: Conversion, samples: Mapping[str, tuple[int, ...]], runtime: str
-) -> Iterator[Conversion]:
-    """Yield the conversion with float layers, as profiles predict that they make it faster in a runtime.
+    conversion: Conversion, samples: Mapping[str, tuple[int, ...]], runtime: str, seconds: float
+) -> list[Conversion]:
+    """Return the conversion with float layers, as profiles predict that they make it faster in a runtime.
 
     Args:
         conversion: conversion with all other decisions.
         samples: shape of each input in a sample.
         runtime: name of the runtime.
+        seconds: time limit of the profiles.
 
     Raises:
-        UnavailableError: the runtime does not run a model, or does not measure the time of ops.
+        UnavailableError: the runtime does not run a model, or does not measure the time of ops, or the time limit is
+            exceeded.
     """
-    with temporary_folder() as folder, _FastForm(conversion, folder, samples, (runtime,)) as form:
-        form.profile(policy.PROFILE_ROUNDS)
-        for _, alternative in form.find_alternatives():
-            yield alternative
+    with temporary_folder() as folder, _FastForm(conversion, folder, samples, (runtime,), seconds) as form:
+        return [alternative for _, alternative in form.find_alternatives()] if form.may_save_time() else []
 
 
 class _FastForm:
@@ -94,6 +91,7 @@ class _FastForm:
         folder: Path,
         samples: Mapping[str, tuple[int, ...]],
         runtimes: Collection[str],
+        seconds: float = inf,
     ) -> None:
         """Write the conversion.
 
@@ -102,6 +100,7 @@ class _FastForm:
             folder: for the files of the models.
             samples: shape of each input in a sample.
             runtimes: runtimes to profile, some of those of the conversion.
+            seconds: time limit of the profiles.
 
         Raises:
             UnavailableError: the runtimes are not installed.
@@ -117,10 +116,18 @@ class _FastForm:
         self.table = predict_costs(conversion.graph, conversion.plan, shapes, runtimes)
         self.costs, self.latency = self.table, 0.0
         self.num_files = 0
-        self._profiles = AlternatingProfiles(self.floats[0])
+        self._profiles = AlternatingProfiles(self.floats[0], seconds)
         self._rounds: list[tuple[list[ModelProfile], list[ModelProfile]]] = [([], []) for _ in self.floats]
 
-    def profile(self, rounds: int) -> None:
+    def may_save_time(self) -> bool:
+        """Measure the costs; return True if float layers may save time by one profile, and also by the further ones."""
+        for rounds in (1, policy.PROFILE_ROUNDS - 1):
+            self._profile(rounds)
+            if next(self.find_alternatives(), None) is None:
+                return False
+        return True
+
+    def _profile(self, rounds: int) -> None:
         """Measure the costs and the latency by more profiles of the float model and the conversion.
 
         Args:
