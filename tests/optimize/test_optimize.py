@@ -16,6 +16,7 @@ import quantkit as qk
 from quantkit.errors import InputError, QuantkitError, UnavailableError, UsageError
 from quantkit.optimize import OptimizationInterrupted, search
 from quantkit.quantization.precision.decision import COST, Decision
+from quantkit.quantization.workflow import float_reference
 from quantkit.quantization.workflow.conversion import Conversion
 
 pytest.importorskip("onnx", reason="pip install onnx")
@@ -397,3 +398,9 @@ def test_failures_are_reasons(data: Path, monkeypatch: pytest.MonkeyPatch) -> No
     script(monkeypatch, lambda each: np.inf if "int8" in each.label else int8_is_fast(each))
     result = qk.optimize("digits", data, runtimes=["openvino"])
     assert any("int8" in name and reason == "it is broken" for name, reason in result.reasons)
+
+
+def test_large_samples_that_are_not_cached_are_searched(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, int8_is_fast)
+    monkeypatch.setattr(float_reference, "CACHE_BYTES", 0)
+    assert "int8" in qk.optimize("digits", data, runtimes=["openvino"]).best.name

@@ -47,15 +47,14 @@ class Trials:
         self._best: tuple[Conversion, AccuracyReport] | None = None
 
     def choose(self, conversion: Conversion, choices: Sequence[Choice]) -> Conversion:
-        """Return the conversion after each choice in turn, while trials are possible."""
+        """Return the conversion after each choice in turn, while trials are possible and one may be needed."""
         for number, choice in enumerate(choices):
-            if self.is_possible:
-                if self._seconds:
-                    remaining = self._seconds * (len(choices) - number)
-                    self._options.on_progress(
-                        Progress("comparing alternatives", number, len(choices), seconds=remaining)
-                    )
-                conversion = choice(conversion, self, self._options)
+            if not self.is_possible or (self._seconds and self.is_good(conversion)):
+                break
+            if self._seconds:
+                remaining = self._seconds * (len(choices) - number)
+                self._options.on_progress(Progress("comparing alternatives", number, len(choices), seconds=remaining))
+            conversion = choice(conversion, self, self._options)
         return conversion
 
     def is_good(self, conversion: Conversion) -> bool:

@@ -16,6 +16,7 @@ from quantkit.ir.graph import Edge
 from quantkit.progress import Progress
 from quantkit.quantization import Plan, Ranges
 from quantkit.quantization.fallback import Fallback, Loss
+from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Range
 
 IMAGES = Path(__file__).parents[3] / "assets" / "digits_heldout.npz"
@@ -124,7 +125,10 @@ def test_a_result_without_an_output_file_is_in_memory(tmp_path: Path) -> None:
         result.save(tmp_path / "digits.pb")
 
 
-def test_callbacks_receive_progress_and_messages() -> None:
+@pytest.mark.parametrize("has_alternatives", [False, True])
+def test_callbacks_receive_progress_and_messages(has_alternatives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if has_alternatives:
+        monkeypatch.setattr(policy, "GOOD_KL", 0.0)
     reports: list[Progress] = []
     messages: list[str] = []
     qk.quantize(
@@ -132,7 +136,8 @@ def test_callbacks_receive_progress_and_messages() -> None:
     )
     stages = {
         *("preparing the graph", "calibrating", "computing the ranges", "running the float model", "searching"),
-        *("writing the model", "measuring the accuracy", "measuring the calibrated model", "comparing alternatives"),
+        *("writing the model", "measuring the accuracy", "measuring the calibrated model"),
+        *(("comparing alternatives",) if has_alternatives else ()),
     }
     assert {report.stage for report in reports} == stages
     assert Progress("calibrating", 12, 12) in reports
