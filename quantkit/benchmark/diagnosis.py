@@ -216,6 +216,11 @@ def thread_advice(machine: Machine, states: Sequence[RuntimeDiagnosis], sweep: S
     return tuple(lines)
 
 
+def _runs_on_cpu(name: str) -> bool:
+    runtime = runtimes().get(name)
+    return runtime is None or "cpu" in runtime.devices
+
+
 def _has_threads(name: str) -> bool:
     runtime = runtimes().get(name)
     return runtime is not None and runtime.has_threads
@@ -225,7 +230,8 @@ def _diagnose_runtime(candidate: Candidate, name: str, machine: Machine) -> Runt
     available = runtimes()[name].available()
     if not available.ok:
         return RuntimeDiagnosis(name, problem=available.detail)
-    response, log = _try_open(candidate, name, "cpu")
+    device = next(device for device in ("cpu", "gpu") if device in runtimes()[name].devices)
+    response, log = _try_open(candidate, name, device)
     if "error" in response:
         return RuntimeDiagnosis(name, available.detail, problem=_error_text(response["error"]))
     return RuntimeDiagnosis(
@@ -319,7 +325,7 @@ def _runtime_table(states: Sequence[RuntimeDiagnosis]) -> list[str]:
         (
             state.name,
             state.version or "-",
-            "no" if state.problem else "yes",
+            "no" if state.problem or not _runs_on_cpu(state.name) else "yes",
             "yes" if state.gpu == "yes" else "no",
             ", ".join(state.openmp) or "none",
         )

@@ -102,10 +102,15 @@ class Network:
             GraphError: there is no result; the message is the last error of the API.
         """
         if result is None or result is False:
-            raise self._error(*self.logger.errors)
+            raise self._error(self.last_error)
         return result
 
-    def _error(self, reason: str = "TensorRT states no reason") -> GraphError:
+    @property
+    def last_error(self) -> str:
+        """Last error of the API."""
+        return next(iter(self.logger.errors), "it states no reason")
+
+    def _error(self, reason: str) -> GraphError:
         return GraphError(reason, hint="quantkit summarize FILE --for tensorrt names refused nodes")
 
 
@@ -227,7 +232,12 @@ class _CompiledNetwork:
         network = self._network
         self._objects = ()  # the memory has one program at a time
         runtime = network.trt.Runtime(network.logger)
-        program = network.check(runtime.deserialize_cuda_engine(network.build(profile)))
+        if (program := runtime.deserialize_cuda_engine(network.build(profile))) is None:
+            raise UnavailableError(
+                f"{network.trt.__name__} {network.trt.__version__} cannot use this GPU: {network.last_error}",
+                hint="TensorRT-RTX supports the cards of the RTX series, TensorRT also those of data centers: "
+                "pip install tensorrt, or use --runtime onnxruntime",
+            )
         self._objects = runtime, program, network.check(program.create_execution_context())
 
     def _sizes_of(self, output: str) -> tuple[int, ...]:
@@ -240,7 +250,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
     """Open an ONNX file, with its external data if there is any, or a graph.
 
     Raises:
-        UnavailableError: there is no such GPU, or too little memory.
+        UnavailableError: there is no such GPU, TensorRT does not support it, or it has too little memory.
         GraphError: TensorRT refuses the graph.
     """
     from quantkit.convert.to_onnx import to_onnx

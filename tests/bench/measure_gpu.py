@@ -3,13 +3,14 @@
     python tests/bench/measure_gpu.py BUILD [NETWORK ...] [--time-budget 540] [--device gpu|cpu] [--save FILE]
 
 BUILD has the files that `measure_tensorrt.py` has written on another machine: the ONNX files NETWORK.float32.onnx,
-NETWORK.gpu.onnx and NETWORK.half.onnx, and NETWORK.samples.npz. NETWORK.modelopt.onnx, if it is there, is the int8 file
-of NVIDIA's tool:
+NETWORK.float16.onnx, NETWORK.gpu.onnx and NETWORK.half.onnx, and NETWORK.samples.npz. NETWORK.modelopt.onnx, if
+it is there, is the int8 file of NVIDIA's tool:
 
     python -m modelopt.onnx.quantization --onnx_path=NETWORK.float32.onnx --output_path=NETWORK.modelopt.onnx
 
-The rows of a network are float32 in the CUDA provider, and float32, float16 and the int8 files, with float16 for their
-float layers, in the TensorRT provider; ``native`` is TensorRT by its Python API. Runs of the rows alternate.
+The rows of a network are float32, float16 and int8 in the CUDA provider, which computes int8 layers in float, and
+float32, float16 and the int8 files, with float16 for their float layers, in the TensorRT provider; ``native`` is
+TensorRT by its Python API. Runs of the rows alternate.
 ``milliseconds`` has the medians of the copies to the GPU, of the run between them, and of the copies back. ``sqnr``
 compares the outputs with those of the CPU.
 ``--device cpu`` tries the script on a machine without a GPU: its times are those of the CPU, without copies.
@@ -19,7 +20,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -38,6 +38,8 @@ PARTS = ("upload", "infer", "download")
 # For each row: the kind of file, the runtime, and True with float16 for float layers.
 ROWS: Mapping[str, tuple[str, str, bool]] = {
     "float32 CUDA": ("float32", "onnxruntime", False),
+    "float16 CUDA": ("float16", "onnxruntime", False),
+    "int8 CUDA": ("gpu", "onnxruntime", False),
     "float32": ("float32", "tensorrt", False),
     "float16": ("float32", "tensorrt", True),
     "int8": ("gpu", "tensorrt", True),
@@ -75,6 +77,7 @@ class Row:
         noise = [((exact - other) ** 2).sum() for exact, other in zip(expected, self.outputs, strict=True)]
         ratios = [(exact**2).sum() / max(each, 1e-30) for exact, each in zip(expected, noise, strict=True)]
         return {
+            "runtime": str(self.session.runtime),
             "milliseconds": {name: round(median(values), 4) for name, values in samples.items()},
             "build_seconds": round(self.build_seconds, 1),
             "sqnr": round(float(10 * np.log10(max(min(ratios), 1e-30))), 1),
@@ -131,11 +134,7 @@ def main() -> None:
         print(
             json.dumps({**rows[-1], "rows": {key: {**cell, "samples": None} for key, cell in rows[-1]["rows"].items()}})
         )
-        document = {
-            "schema": "quantkit.bench.gpu/2",
-            "device": options.device,
-            "version": version("onnxruntime-gpu" if options.device == "gpu" else "onnxruntime"),
-        }
+        document = {"schema": "quantkit.bench.gpu/3", "device": options.device}
         document |= {"machine": this_machine().to_json(), "rows": rows}
         options.save.write_text(json.dumps(document, indent=1) + "\n")
     assert "tensorflow" not in sys.modules

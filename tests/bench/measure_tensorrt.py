@@ -51,6 +51,7 @@ from quantkit.quantization.targets.tensorrt.zero_points import AFFINE  # noqa: E
 from quantkit.quantization.workflow.conversion import Conversion  # noqa: E402
 from quantkit.quantization.workflow.options import FLOAT16  # noqa: E402
 from quantkit.quantization.workflow.result import QuantizationResult  # noqa: E402
+from quantkit.transforms.precision.convert_precision import narrow_ops  # noqa: E402
 
 TARGET = "tensorrt"
 # Targets of the files by kind.
@@ -197,6 +198,7 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
     try:
         source = in_target_dialect(qk.load(network.path).graph, TARGET)
         formats.save(source, build / f"{name}.float32.onnx")
+        formats.save(narrow_ops(source, "float16", ()), build / f"{name}.float16.onnx")
         row["float"] = compile_graph(source, shapes).problem or "built"
         for key, kind in (("build", "gpu"), ("half", "half")):
             result = compile_graph(qk.load(build / f"{name}.{kind}.onnx").graph, shapes)

@@ -3,6 +3,7 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from measurements import MACHINE
@@ -20,6 +21,7 @@ from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sweep import BestSettings, ModelSweep, Sweep
 from quantkit.quantization.targets.diagnosis import diagnose_targets
 from quantkit.runtimes import find_runtime, open_session
+from quantkit.runtimes.availability import Availability
 from quantkit.runtimes.session import SessionOptions
 
 TENSORFLOW = RuntimeDiagnosis(
@@ -52,6 +54,23 @@ def test_text_lists_working_and_missing_runtimes() -> None:
     assert "tensorflow: oneDNN v3.7.3, isa:Intel AVX2" in text
     assert "pip install 'openvino>=2025.0'" in text
     assert "tensorflow: no GPU: this machine has no GPU" in text
+
+
+def test_runtimes_of_gpus_do_not_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = []
+
+    def try_open(candidate: Candidate, name: str, device: str) -> tuple[dict[str, Any], str]:
+        devices.append(device)
+        return {"version": "1.31", "openmp": (), "build": (), "telemetry": "none"}, ""
+
+    monkeypatch.setattr(diagnosis, "_try_open", try_open)
+    runtime = replace(find_runtime("tensorrt"), available=lambda: Availability.yes("1.31"))
+    monkeypatch.setattr(diagnosis, "runtimes", lambda: {"tensorrt": runtime})
+    machine = replace(MACHINE, gpus=("NVIDIA H100",))
+    monkeypatch.setattr(diagnosis, "this_machine", lambda: machine)
+    state = diagnosis.diagnose()
+    assert devices == ["gpu", "gpu"]
+    assert "tensorrt  1.31     no   yes  none" in str(state)
 
 
 def test_text_has_builds_telemetry_and_targets() -> None:

@@ -13,7 +13,7 @@ from quantkit.benchmark.profiling import ModelProfile, Profile, ProfileRow
 from quantkit.benchmark.profiling.layer_work import LayerWork, Peaks
 from quantkit.benchmark.profiling.reasons import FileRemedies, find_reasons
 from quantkit.benchmark.results.reason import Reason
-from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER
+from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER, RuntimeVersion
 
 VNNI = replace(MACHINE, isa=("avx2", "avx512_vnni"))
 REMEDIES = FileRemedies("float.pb@tensorflow", "int8.pb@tensorflow")
@@ -53,6 +53,22 @@ def test_the_float_island_and_its_cost_are_named() -> None:
 
 def test_float_model_has_no_island() -> None:
     assert reasons_of(make_profile(ROWS[2], ROWS[3])) == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "command"),
+    [
+        ("CUDAExecutionProvider", "quantkit benchmark float.pb@tensorrt int8.pb@tensorrt --device gpu"),
+        ("CPUExecutionProvider", "quantkit quantize float.pb -o OUTPUT.onnx --calibration DATA --target onnx"),
+    ],
+)
+def test_runtime_without_int8_kernels_is_named(device: str, command: str) -> None:
+    rows = [replace(row, precision=FLOAT) if row.precision == INT8 else row for row in ROWS]
+    model = make_profile(*rows, runtime=RuntimeVersion("onnxruntime", "1.31", device))
+    reason = reasons_of(model)["no int8 kernels"]
+    assert reason.seconds == pytest.approx(0.091)
+    assert reason.text.endswith(f"onnxruntime on {device} has no int8 kernel for a layer of this file")
+    assert reason.command.startswith(command)
 
 
 def test_reference_kernels_rank_first_and_lead_to_another_target() -> None:

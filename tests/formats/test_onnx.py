@@ -12,8 +12,8 @@ from quantkit.errors import GraphError, InputError, QuantkitError, UsageError
 from quantkit.formats import load, onnx, save
 from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node, Opaque, constant
-from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.ops.onnx.types import DTYPES
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.ops.onnx.types import DTYPES, NUMBERS
 
 
 def info(name: str, *dims: int | str) -> Any:
@@ -359,6 +359,20 @@ def test_initializers_before_version_4_are_inputs_only_if_all_are() -> None:
     saved = message_class("ModelProto").FromString(onnx.encode(graph.with_nodes(more)))
     assert saved.ir_version == 4
     assert [value.name for value in saved.graph.input] == ["x"]
+
+
+@pytest.mark.parametrize("array", [np.float16([1, 2]), np.float32([[1], [2]])])
+def test_initializers_that_are_inputs_state_their_new_type(array: Array) -> None:
+    message = message_class("ModelProto")(ir_version=3)
+    message.graph.input.extend([info("x", 2), info("w", 2)])
+    message.graph.output.append(info("y", 2))
+    message.graph.initializer.add(name="w", dims=[2], data_type=1, float_data=[1, 2])
+    add_node(message.graph, "Mul", ["x", "w"], ["y"])
+    graph = onnx.decode(message.SerializeToString())
+    graph = graph.with_nodes([*graph.nodes.values(), graph["w"].with_attrs(value=Tensor.of(array))])
+    saved = message_class("ModelProto").FromString(onnx.encode(graph)).graph.input[1].type.tensor_type
+    assert saved.elem_type == NUMBERS[DType.of(array.dtype)]
+    assert [dim.dim_value for dim in saved.shape.dim] == [*array.shape]
 
 
 def test_constant_with_a_node_name_does_not_become_an_input() -> None:

@@ -57,6 +57,7 @@ class ScriptedDriver:
     def __init__(self) -> None:
         self.memory: dict[int, Any] = {}
         self.contexts: set[int] = set()
+        self.is_unsupported = False
         self.pending = 0
         self.failures: dict[str, int] = {}
 
@@ -184,6 +185,9 @@ class Builder:
 
 def create_runtime(logger: ILogger) -> Any:
     def deserialize(serialized: bytes) -> Any:
+        if DRIVER.is_unsupported:
+            logger.log(ILogger.Severity.ERROR, "The engine cannot run on this GPU\nmore")
+            return None
         return SimpleNamespace(create_execution_context=lambda: ScriptedContext(*pickle.loads(serialized)))
 
     return SimpleNamespace(deserialize_cuda_engine=deserialize)
@@ -229,6 +233,7 @@ DRIVER = ScriptedDriver()
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedDriver]:
     """Install the scripted driver and API; a test that leaves memory or a context fails."""
     api = SimpleNamespace(
+        __name__="tensorrt",
         __version__="10.9",
         **{each.__name__: each for each in (ILogger, Builder, OnnxParser, NetworkDefinitionCreationFlag)},
         BuilderFlag=BuilderFlag,
@@ -297,6 +302,15 @@ def test_errors_of_the_builder_are_one_line(scripted: ScriptedDriver, monkeypatc
     monkeypatch.setattr(ScriptedContext, "get_tensor_shape", lambda self, name: (-1, 3))
     with RUNTIME.open(graph_of(), GPU) as session, pytest.raises(UnavailableError, match="'y' depend on values"):
         session.run(FEEDS)
+
+
+def test_an_unsupported_gpu_is_named(scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted, "is_unsupported", True)
+    with pytest.raises(
+        UnavailableError, match="10.9 cannot use this GPU: The engine cannot run on this GPU$"
+    ) as caught:
+        RUNTIME.open(graph_of(), GPU)
+    assert "--runtime onnxruntime" in str(caught.value.hint)
 
 
 def test_a_gpu_is_necessary(monkeypatch: pytest.MonkeyPatch, scripted: ScriptedDriver) -> None:

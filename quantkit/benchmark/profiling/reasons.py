@@ -16,6 +16,9 @@ from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, TRANSFER
 REFERENCE_KERNELS, FLOAT_FALLBACKS, BOUNDARIES, TRANSFERS = (
     *("reference kernels", "float fallbacks", "boundaries", "transfers"),
 )
+NO_INT8_KERNELS = "no int8 kernels"
+# Parts of the names of GPUs in the runtimes.
+GPU_NAMES = ("CUDA", "GPU")
 NO_VNNI, OVERSUBSCRIPTION, QUOTA, MEMORY = ("no VNNI", "oversubscription", "cpu quota", "memory-bound")
 # Instructions that multiply and add int8 values in one step, on x86 and on Arm.
 DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
@@ -34,8 +37,8 @@ class Remedies(Protocol):
     def retarget(self) -> str:
         """Return the command that quantizes for a target with fast kernels."""
 
-    def benchmark(self, *flags: str) -> str:
-        """Return the command that measures both models."""
+    def benchmark(self, *flags: str, runtime: str = "") -> str:
+        """Return the command that measures both models, in another runtime if one is given."""
 
     def optimize(self) -> str:
         """Return the command that searches the fastest form of the float model."""
@@ -58,8 +61,11 @@ class FileRemedies:
     def retarget(self) -> str:
         return self.quantize("--target", "onnx")
 
-    def benchmark(self, *flags: str) -> str:
-        return shlex.join(("quantkit", "benchmark", self.float_model, self.int8_model, *flags))
+    def benchmark(self, *flags: str, runtime: str = "") -> str:
+        models = [self.float_model, self.int8_model]
+        if runtime:
+            models = [f"{model.partition('@')[0]}@{runtime}" for model in models]
+        return shlex.join(("quantkit", "benchmark", *models, *flags))
 
     def optimize(self) -> str:
         return shlex.join(("quantkit", "optimize", self._model, "-o", "OUTPUT", "--data", "DATA"))
@@ -112,6 +118,8 @@ def _island_reasons(model: ModelProfile, remedies: Remedies) -> Iterator[Reason]
     layers = list(dict.fromkeys(row.name for row in model.rows if row.name))
     islands = list(_islands(model, layers))
     if not islands or not model.fractions[INT8]:
+        if islands and model.fractions[CONVERSION]:
+            yield _kernel_reason(model, remedies)
         return
     floats = [row for row in model.rows if row.precision == FLOAT and any(row.name in island for island in islands)]
     near = {name for island in islands for name in _with_neighbours(island, layers)}
@@ -123,6 +131,19 @@ def _island_reasons(model: ModelProfile, remedies: Remedies) -> Iterator[Reason]
         "conversions around it"
     )
     yield Reason(FLOAT_FALLBACKS, seconds + conversions, text, remedies.quantize("--save-plan", "plan.json"))
+
+
+def _kernel_reason(model: ModelProfile, remedies: Remedies) -> Reason:
+    """Return the reason for an int8 model without a layer in int8."""
+    seconds = (model.fractions[FLOAT] + model.fractions[CONVERSION]) * model.seconds
+    runtime = model.runtime
+    text = (
+        f"{_time(seconds, model)} in float layers and in conversions around them: {runtime.name} on {runtime.device} "
+        "has no int8 kernel for a layer of this file"
+    )
+    has_gpu = any(name in runtime.device for name in GPU_NAMES)
+    command = remedies.benchmark("--device", "gpu", runtime="tensorrt") if has_gpu else remedies.retarget()
+    return Reason(NO_INT8_KERNELS, seconds, text, command)
 
 
 def _islands(model: ModelProfile, layers: Iterable[str]) -> Iterator[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from quantkit.errors import GraphError, InputError
 from quantkit.formats import wire
 from quantkit.formats.onnx.schema import message_class
 from quantkit.ir.graph import Edge, Graph, Node, Opaque
-from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.onnx.types import DTYPES, NUMBERS
 
 DIALECT = "onnx"
@@ -213,7 +213,7 @@ def read_info(info: Any) -> tuple[DType | None, Shape]:
 
 
 def input_info(node: Node) -> Any:
-    """Return the ValueInfoProto of a node that is an input of the model.
+    """Return the ValueInfoProto of a node that is an input of the model; that of a constant follows its tensor.
 
     Raises:
         InputError: `Node.extra` is broken.
@@ -221,14 +221,15 @@ def input_info(node: Node) -> Any:
     """
     info = parse_message("ValueInfoProto", node.extra)
     info.name = node.name
-    dtype, shape = node.attrs.get("dtype"), node.attrs.get("shape")
-    if node.op == "Placeholder" and (dtype, shape or Shape(None)) != read_info(info):
+    dtype, shape = node.attrs.get("dtype"), node.attrs.get("shape") or Shape(None)
+    is_stale = node.op == "Placeholder" and (dtype, shape) != read_info(info)
+    if isinstance(tensor := node.attrs.get("value"), Tensor):
+        stated, sizes = read_info(info)
+        dtype, shape = tensor.dtype, Shape(tensor.shape)
+        is_stale = dtype is not stated or (sizes.is_known and sizes != shape)
+    if is_stale:
         info.ClearField("type")
-        fill_info(
-            info,
-            dtype if isinstance(dtype, DType) else None,
-            shape if isinstance(shape, Shape) else Shape(None),
-        )
+        fill_info(info, dtype if isinstance(dtype, DType) else None, shape if isinstance(shape, Shape) else Shape(None))
     return info
 
 

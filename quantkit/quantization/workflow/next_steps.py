@@ -264,8 +264,8 @@ class _Remedies:
         faster = find_faster_target(self.target)
         return self.commands.quantize_again(DEFAULT_TARGET if faster is None else faster.name)
 
-    def benchmark(self, *flags: str) -> str:
-        return self.commands.benchmark(*self.runtimes, *flags)
+    def benchmark(self, *flags: str, runtime: str = "") -> str:
+        return self.commands.benchmark(*((runtime, runtime) if runtime else self.runtimes), *flags)
 
     def optimize(self) -> str:
         return self.commands.optimize()
