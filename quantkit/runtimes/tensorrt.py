@@ -108,7 +108,7 @@ class Network:
     @property
     def last_error(self) -> str:
         """Last error of the API."""
-        return next(iter(self.logger.errors), "it states no reason")
+        return next(iter(self.logger.errors), "TensorRT states no reason")
 
     def _error(self, reason: str) -> GraphError:
         return GraphError(reason, hint="quantkit summarize FILE --for tensorrt names refused nodes")
