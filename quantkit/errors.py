@@ -70,6 +70,10 @@ class UnavailableError(QuantkitError):
     exit_code = 4
 
 
+class UnknownOpError(UnavailableError):
+    """Op type that a runtime does not have; the hint names a library that may add it."""
+
+
 def as_input_error(error: OSError) -> InputError | None:
     """Return the error of a full disk, or of a file name that the system rejects; None for other errors."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -103,11 +103,13 @@ class QuantizationParameters:
             return self
         digest = blake2b(values.tobytes()).digest()
         key = (spec, self.scale.tobytes(), tuple(parts), values.shape, values.dtype, digest)
-        if key not in _PAIR_SCALES:
+        scale = _PAIR_SCALES.get(key)  # another thread may clear the table at any time
+        if scale is None:
+            scale = self._find_pair_scales(values, parts)
             if len(_PAIR_SCALES) >= MOST_PAIR_SCALES:
                 _PAIR_SCALES.clear()
-            _PAIR_SCALES[key] = self._find_pair_scales(values, parts)
-        return replace(self, scale=_PAIR_SCALES[key])
+            _PAIR_SCALES[key] = scale
+        return replace(self, scale=scale)
 
     def _find_pair_scales(self, values: Array, parts: Sequence[float]) -> Floats:
         spec = self.spec

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quantkit.arguments import public
-from quantkit.errors import UnavailableError, UsageError, did_you_mean
+from quantkit.errors import UnavailableError, UnknownOpError, UsageError, did_you_mean
 from quantkit.formats.files import load
 from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
@@ -35,8 +35,6 @@ __all__ = [
     "split_runtime",
 ]
 
-# Kind of the files of LiteRT.
-LITERT = "tflite"
 # Name that stands for the runtime of the highest priority that can run the model here.
 AUTO = "auto"
 # Name of the NumPy runtime, which is always installed.
@@ -151,7 +149,7 @@ def open_session(
             session = candidate.open(source, options)
         except UnavailableError as error:
             skipped.append(SkippedRuntime(candidate.name, error.message))
-            hint = error.hint if error.hint == onnxruntime.CUSTOM_OP_HINT else hint
+            hint = error.hint if isinstance(error, UnknownOpError) else hint
         else:
             session.skipped = tuple(skipped)
             return session
@@ -162,21 +160,19 @@ def open_session(
 
 
 def _rank(model: Graph | Path, *, varies: bool) -> list[Runtime]:
-    """Return all runtimes in the order of their priority; for a LiteRT file, LiteRT first.
-
-    OpenVINO computes some int8 layers of LiteRT files with much larger errors than LiteRT, which they are made for.
+    """Return all runtimes in the order of their priority, those first that the file is made for.
 
     Args:
         model: model to run.
         varies: True if the sizes of the inputs vary: of the runtimes that compile for each size, only the reference
             takes more time.
     """
-    is_litert = isinstance(model, Path) and kind_of(model) == LITERT
+    kind = kind_of(model) if isinstance(model, Path) else ""
 
     def rank(runtime: Runtime) -> tuple[bool, float]:
         is_late = varies and runtime.compiles_sizes
         priority = reference.RUNTIME.priority + 0.5 if is_late else runtime.priority
-        return is_litert and runtime.kinds != (LITERT,), -priority
+        return kind not in runtime.own_kinds, -priority
 
     return sorted(runtimes().values(), key=rank)
 

@@ -188,6 +188,7 @@ RUNTIME = Runtime(
     available=_available,
     open_model=_open,
     kinds=("tflite",),
+    own_kinds=("tflite",),
     dialects=("tensorflow",),
     native_options=_native_options,
     package="ai_edge_litert",

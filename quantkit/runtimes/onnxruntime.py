@@ -13,7 +13,7 @@ import numpy as np
 
 from quantkit.arguments import expand_user, public, require_path
 from quantkit.cores import available_physical_cores, is_restricted
-from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError, UsageError
+from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError, UnknownOpError, UsageError
 from quantkit.formats import onnx
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph, Node
@@ -31,10 +31,6 @@ _POOLS = ("intra_op", "inter_op")
 # Environment variable with the libraries of custom ops, one per line: child processes inherit it.
 _LIBRARIES = "QUANTKIT_CUSTOM_OP_LIBRARY"
 _UNKNOWN_OP = "is not a registered function/op"
-CUSTOM_OP_HINT = (
-    "--custom-op-library FILE registers a library with its kernel (quantkit.custom_op_library in Python); another "
-    "--runtime may have one: quantkit doctor lists the installed ones"
-)
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 # Exceptions contain the text of all lower levels.
 _LOG_FATAL_ONLY = 4
@@ -396,9 +392,10 @@ def _translate_error(error: Exception, model: str) -> QuantkitError:
             f"ONNX Runtime cannot run {model} in bfloat16: {reason}", hint="use --runtime openvino or tensorflow"
         )
     if _UNKNOWN_OP in reason:
-        return UnavailableError(
+        return UnknownOpError(
             f"ONNX Runtime cannot run {model}: {reason}",
-            hint=CUSTOM_OP_HINT,
+            hint="--custom-op-library FILE registers a library with its kernel (quantkit.custom_op_library in Python); "
+            "another --runtime may have one: quantkit doctor lists the installed ones",
         )
     if code == "NOT_IMPLEMENTED" or "No Op registered" in reason:
         return UnavailableError(

@@ -63,6 +63,8 @@ class Runtime:
         find_int8_nodes: function that returns the names of the nodes that compute in int8 after the runtime's own
             rewrites of a graph; None if the runtime does not show them.
         kinds: kinds of files (keys of `quantkit.formats.KINDS`) that the runtime opens itself.
+        own_kinds: the kinds of them that are made for the runtime: ``auto`` prefers it for such a file, as others
+            compute some of its int8 layers with much larger errors.
         dialects: dialects of the graphs that `open_model` takes.
         native_dialect: the one of them that runs without a conversion; empty if all graphs are converted.
         keeps_tensors: True if each tensor of a graph can be an output and has the value that the graph defines; False
@@ -95,6 +97,7 @@ class Runtime:
     open_model: Callable[[Graph | Path, SessionOptions], Session]
     find_int8_nodes: Callable[[Graph], frozenset[str]] | None = None
     kinds: tuple[str, ...] = ()
+    own_kinds: tuple[str, ...] = ()
     dialects: tuple[str, ...] = ()
     native_dialect: str = ""
     keeps_tensors: bool = False
@@ -222,6 +225,7 @@ def check_runtime(runtime: Runtime) -> None:
             "open_model": FUNCTION,
             "find_int8_nodes": ("a function or None", lambda value: value is None or callable(value)),
             "kinds": (f"a tuple of {', '.join(KINDS)}", lambda value: is_texts(value, KINDS)),
+            "own_kinds": ("a tuple of values of the field 'kinds'", lambda value: is_texts(value, runtime.kinds)),
             "dialects": (f"a tuple of {dialects}", lambda value: is_texts(value, _DIALECTS)),
             "native_dialect": ("one of the field 'dialects', or ''", lambda value: value in ("", *runtime.dialects)),
             "devices": ("'cpu', 'gpu' or both", lambda value: bool(value) and is_texts(value, _DEVICES)),

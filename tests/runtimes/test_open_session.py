@@ -67,7 +67,7 @@ def test_auto_opens_litert_files_in_litert(monkeypatch: pytest.MonkeyPatch, tmp_
     path = tmp_path / "small.tflite"
     path.write_bytes(b"\x1c\0\0\0TFL3" + bytes(100))
     fast = fake("fast", kinds=("openvino", "onnx", "tflite"), priority=2)
-    use(monkeypatch, fast, fake("exact", kinds=("tflite",), priority=1))
+    use(monkeypatch, fast, fake("exact", kinds=("tflite",), own_kinds=("tflite",), priority=1))
     assert open_session(path).runtime.name == "exact"
     assert open_session(GRAPH).runtime.name == "fast"
 
