@@ -469,14 +469,15 @@ def test_fine_tuning_needs_data_and_activations() -> None:
 
 
 def test_a_model_with_equal_metrics_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = iter(([Loss(0, 0.01), Loss(1, 0.02)], [Loss(1, 0.01), Loss(0, 0.01)]))
+    equal = [Loss(0, 0.01)] * 23
+    losses = iter(([Loss(0, 0.01), Loss(1, 0.02), *equal], [Loss(1, 0.01), Loss(0, 0.01), *equal]))
     monkeypatch.setattr(fine_tuning, "_measure_losses", lambda *arguments: next(losses))
     result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune="layerwise")
     assert result.report.fine_tuning is not None
     assert not result.report.fine_tuning.is_fine_tuned
     weights = result.conversion.graph["w1/oihw"].value.array
     np.testing.assert_array_equal(weights, network()["w1"].value.array.transpose(3, 2, 0, 1))
-    loss = "disagreement with the float model 50.0 % -> 50.0 %, gain 0.0 % (95 % CI -1270.6 to 1270.6)"
+    loss = "disagreement with the float model 4.0 % -> 4.0 %, gain 0.0 % (95 % CI -11.9 to 11.9)"
     text = f"fine-tuning brings no gain: {loss} on 25 further images of arrays; the calibrated model is kept"
     assert text in str(result)
 
@@ -491,9 +492,14 @@ def test_other_samples_than_those_of_the_training_judge_it(limit: int, sizes: tu
 
 def test_the_gain_has_the_interval_of_the_differences() -> None:
     before, after = ([Loss(drop, 0.0, ERROR) for drop in drops] for drops in ((0.3, 0.5, 0.7), (0.1, 0.2, 0.6)))
-    gain = MetricGain.of(before, after, "3 samples")
+    gain = MetricGain.of(before, after, [1, 1, 1], "3 samples")
     assert str(gain) == "error of the outputs 0.5000 -> 0.3000, gain 0.2000 (95 % CI -0.0484 to 0.4484) on 3 samples"
-    assert MetricGain.of(before[:1], after[:1], "").low is None
+    assert MetricGain.of(before[:1], after[:1], [1], "").low is None
+    weighted = MetricGain.of(before, after, [8, 8, 1], "17 samples")
+    assert weighted.before == pytest.approx((8 * 0.3 + 8 * 0.5 + 0.7) / 17)
+    assert weighted.after == pytest.approx((8 * 0.1 + 8 * 0.2 + 0.6) / 17)
+    assert weighted.low is not None
+    assert weighted.low < (8 * 0.2 + 8 * 0.3 + 0.1) / 17
 
 
 def test_the_layerwise_fit_ends_with_the_time_budget(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Self
 
 from quantkit.benchmark.statistics.student import quantile
@@ -19,7 +19,7 @@ class MetricGain:
 
     Attributes:
         kind: quantity of the loss.
-        before, after: mean loss of the calibrated and of the fine-tuned file.
+        before, after: mean loss of the calibrated and of the fine-tuned file over the samples.
         low, high: bounds of the 95 % interval of ``before - after``, Student's t of the differences of the runs; None
             for a single run.
         source: description of the samples.
@@ -33,15 +33,17 @@ class MetricGain:
     source: str
 
     @classmethod
-    def of(cls, before: Sequence[Loss], after: Sequence[Loss], source: str) -> Self:
-        """Return the gain for the losses of both files in the same runs."""
-        losses = [[loss.drop for loss in each] for each in (before, after)]
-        differences = [first - other for first, other in zip(*losses, strict=True)]
-        mean, count, low, high = fmean(differences), len(differences), None, None
-        if count > 1:
-            half = quantile(0.95, count - 1) * stdev(differences) / sqrt(count)
-            low, high = mean - half, mean + half
-        return cls(before[0].kind, fmean(losses[0]), fmean(losses[1]), low, high, source)
+    def of(cls, before: Sequence[Loss], after: Sequence[Loss], counts: Sequence[int], source: str) -> Self:
+        """Return the gain for the losses of both files in the same runs, by the number of samples of each run."""
+        means = [fmean((loss.drop for loss in each), counts) for each in (before, after)]
+        gain, num_runs, low, high = means[0] - means[1], len(counts), None, None
+        if num_runs > 1:
+            deviations = [first.drop - other.drop - gain for first, other in zip(before, after, strict=True)]
+            sum_ = sum((count * deviation) ** 2 for count, deviation in zip(counts, deviations, strict=True))
+            error = sqrt(sum_ * num_runs / (num_runs - 1)) / sum(counts)
+            half = quantile(0.95, num_runs - 1) * error
+            low, high = gain - half, gain + half
+        return cls(before[0].kind, means[0], means[1], low, high, source)
 
     def __str__(self) -> str:
         factor, digits, percent = (1, 4, "") if self.kind == ERROR else (100, 1, " %")

@@ -134,7 +134,7 @@ def fine_tune(
         if is_better and len(reference):
             options.on_progress(Progress("comparing with the calibrated model", 0))
             before, after = (_measure_losses(each, reference) for each in (conversion, tuned))
-            gain = MetricGain.of(before, after, reference.source)
+            gain = MetricGain.of(before, after, list(map(len, reference.classes)), reference.source)
             is_better = gain.after < gain.before
         fidelity = _measure_fidelity(problem, trained, tuned) if is_better else None
     report = FineTuning(
