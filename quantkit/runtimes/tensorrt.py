@@ -129,8 +129,12 @@ class _Gpu:
         self.call("cuInit", 0)
         self.call("cuDeviceGet", ctypes.byref(self._device), index)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
-        self.activate()
-        self.call("cuStreamCreate", ctypes.byref(self.stream), _NON_BLOCKING)
+        try:
+            self.activate()
+            self.call("cuStreamCreate", ctypes.byref(self.stream), _NON_BLOCKING)
+        except UnavailableError:
+            self.call("cuDevicePrimaryCtxRelease_v2", self._device)
+            raise
 
     def call(self, function: str, *arguments: Any) -> None:
         """Call a function of the driver.
@@ -225,6 +229,7 @@ class _CompiledNetwork:
             low, high = self._limits.get(name, (shape, shape))
             limits[name] = tuple(map(min, low, shape)), tuple(map(max, high, shape))
         if limits != self._limits:
+            self._limits = {}  # a failed build leaves no program
             self._build({name: (low, sizes[name], high) for name, (low, high) in limits.items()})
             self._limits = limits
 

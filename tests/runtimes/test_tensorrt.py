@@ -295,6 +295,31 @@ def test_errors_of_the_driver_are_named(scripted: ScriptedDriver) -> None:
         RUNTIME.open(graph_of(), GPU)
 
 
+def test_a_gpu_without_memory_for_a_stream_is_released(scripted: ScriptedDriver) -> None:
+    scripted.failures = {"cuStreamCreate": 2}
+    with pytest.raises(UnavailableError, match="cuStreamCreate of the CUDA driver: CUDA_ERROR_OUT_OF_MEMORY"):
+        RUNTIME.open(graph_of(), GPU)
+
+
+def test_a_failed_build_for_a_sample_does_not_end_the_session(
+    scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = Builder.build_serialized_network
+
+    def limited(self: Builder, network: Any, config: Any) -> bytes | None:
+        return None if config.profiles[0].limits["x"][2][0] > 4 else build(self, network, config)
+
+    monkeypatch.setattr(Builder, "build_serialized_network", limited)
+    with RUNTIME.open(graph_of("?x3"), GPU) as session:
+        for rows in (2, 5, 2):
+            feeds = {"x": np.ones((rows, 3), np.float32), "bias": FEEDS["bias"]}
+            if rows == 5:
+                with pytest.raises(GraphError):
+                    session.run(feeds)
+            else:
+                assert session.run(feeds)["y"].shape == (rows, 3)
+
+
 def test_errors_of_the_builder_are_one_line(scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(module.import_module("tensorrt"), onnx.encode(graph_of("?x3")))
     with pytest.raises(GraphError, match="^x has no profile$"):
