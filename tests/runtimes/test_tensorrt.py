@@ -306,10 +306,10 @@ def test_a_failed_build_for_a_sample_does_not_end_the_session(
 ) -> None:
     build = Builder.build_serialized_network
 
-    def limited(self: Builder, network: Any, config: Any) -> bytes | None:
+    def build_small(self: Builder, network: Any, config: Any) -> bytes | None:
         return None if config.profiles[0].limits["x"][2][0] > 4 else build(self, network, config)
 
-    monkeypatch.setattr(Builder, "build_serialized_network", limited)
+    monkeypatch.setattr(Builder, "build_serialized_network", build_small)
     with RUNTIME.open(graph_of("?x3"), GPU) as session:
         for rows in (2, 5, 2):
             feeds = {"x": np.ones((rows, 3), np.float32), "bias": FEEDS["bias"]}
