@@ -6,6 +6,7 @@ has the name.
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from quantkit.errors import UnavailableError
 
@@ -24,16 +25,28 @@ def install_command(*extras: str) -> str:
     return "pip install " + " ".join(f"'{requirement}'" for requirement in requirements)
 
 
+@cache
+def package_version(package: str) -> str:
+    """Return the version of an installed package, whose metadata are parsed once.
+
+    Raises:
+        PackageNotFoundError: the package is not installed.
+    """
+    from importlib.metadata import version
+
+    return version(package)
+
+
 def installed_version() -> str:
     """Return the version of quantkit.
 
     Raises:
         UnavailableError: the metadata of the package are missing, as in a copied folder.
     """
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError
 
     try:
-        return version(NAME)
+        return package_version(NAME)
     except PackageNotFoundError:
         raise UnavailableError(
             f"the metadata of the package {NAME} are missing, which a file states the version of",

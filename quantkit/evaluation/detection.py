@@ -212,7 +212,7 @@ def _select_boxes(boxes: Array, scores: Array) -> list[int]:
 
 def _overlaps(box: Array, boxes: Array) -> Array:
     """Return the intersection over union of a box (4,) with boxes (n, 4); equal boxes without area overlap, too."""
-    sizes = np.clip(np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0, None)
+    sizes = np.maximum(np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2]), 0)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
     inside = sizes.prod(1)
     ratios: Array = inside / np.maximum((box[2:] - box[:2]).prod() + areas - inside, 1e-30)

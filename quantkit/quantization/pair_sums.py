@@ -55,18 +55,21 @@ def limit_pair_sums(levels: Array, axes: Sequence[int]) -> Array:
         levels: quantized weights from -127 to 127.
         axes: as for `find_pair_sums`.
     """
-    rows = _as_rows(levels, axes).astype(np.int16)
+    others = tuple(axis for axis in range(levels.ndim) if axis not in axes)
+    weights = (
+        levels.transpose((*axes, *others)).astype(np.int16, "C").reshape(prod(levels.shape[axis] for axis in axes), -1)
+    )
     for first, second in (pairs.T for pairs in find_pairs([levels.shape[axis] for axis in axes])):
         # The sizes are at most 127, so that only weights of one sign exceed the limit, and each loses less than it has.
-        total = rows[:, first] + rows[:, second]
-        excess = np.maximum(np.abs(total) - MAX_SUM, 0)
-        if excess.any():
-            sign = np.sign(total)
-            rows[:, first] -= sign * ((excess + 1) // 2)
-            rows[:, second] -= sign * (excess // 2)
-    order = (*(axis for axis in range(levels.ndim) if axis not in axes), *axes)
-    moved = rows.reshape([levels.shape[axis] for axis in order])
-    return moved.transpose(np.argsort(order)).astype(levels.dtype)
+        totals = weights[first] + weights[second]
+        pair, output = np.nonzero(np.abs(totals) > MAX_SUM)
+        total = totals[pair, output]
+        excess, sign = np.abs(total) - MAX_SUM, np.sign(total)
+        weights[first[pair], output] -= sign * ((excess + 1) // 2)
+        weights[second[pair], output] -= sign * (excess // 2)
+    order = (*others, *axes)
+    rows = weights.T.astype(levels.dtype, "C").reshape([levels.shape[axis] for axis in order])
+    return rows.transpose(np.argsort(order))
 
 
 def find_pairs(sizes: Sequence[int]) -> list[Array]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Self
 
-from quantkit.distribution import install_command
+from quantkit.distribution import install_command, package_version
 from quantkit.errors import UnavailableError
 
 
@@ -49,13 +49,13 @@ def find_package(title: str, module: str, *packages: str, extra: str = "", comma
         extra: extra of quantkit that installs the first of them.
         command: command that installs the first of them; empty for that of ``extra``.
     """
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError
 
     if find_spec(module) is None:
         return Availability.no(f"{title} is not installed: {command or install_command(extra)}")
     for package in packages:
         try:
-            return Availability.yes(version(package))
+            return Availability.yes(package_version(package))
         except PackageNotFoundError:
             continue
     return Availability.yes("of unknown version")

@@ -13,6 +13,7 @@ import numpy as np
 
 from quantkit.arguments import expand_user, public, require_path
 from quantkit.cores import available_physical_cores, is_restricted
+from quantkit.distribution import package_version
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError, UnknownOpError, UsageError
 from quantkit.formats import onnx
 from quantkit.formats.temporary import temporary_folder
@@ -464,10 +465,10 @@ RUNTIME = Runtime(
 
 
 def _tensorrt_available() -> Availability:
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError
 
     try:
-        return Availability.yes(version("onnxruntime-gpu"))
+        return Availability.yes(package_version("onnxruntime-gpu"))
     except PackageNotFoundError:
         return Availability.no("ONNX Runtime with TensorRT is not installed: pip install onnxruntime-gpu tensorrt")
 
