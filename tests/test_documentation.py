@@ -160,6 +160,8 @@ def run(process: CommandProcess, command: str, folder: Path) -> subprocess.Compl
         "compare": "" if "--structure" in command else "--limit 2",
     }
     command += f" {limits.get(command.split()[1], '')}"
+    if "layerwise" in command:
+        command += " --time-budget 2s"
     if "--calibration" in command and "--limit" not in command:
         command += " --limit 24"
     if "--fail-below" in command:
@@ -215,6 +217,7 @@ def test_program_runs(name: str, program: str, folders: dict[str, Path], command
         pytest.importorskip(module, reason=f"pip install {module}")
     program = re.sub(r'time_budget="\d+s"', 'time_budget="3s"', program)
     program = re.sub(r"runs=[1-9]\d*", "runs=1", program)
+    program = re.sub(r"(qk\.quantize\([^()]*), runs=1\)", r"\1)", program)
     program = re.sub(r"(qk\.quantize\((?:(?!runs=)[^()])*)\)", r"\1, runs=0)", program)
     done = commands.run(["-c", program], folders[name])
     assert done.returncode == 0, done.stderr

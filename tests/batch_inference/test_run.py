@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inline_clusters import InlineCluster
+from inline_clusters import InlineCluster, use_inline_workers
 from records import example, write_records
 
 import quantkit as qk
-from quantkit.batch_inference import BatchInference, workflow
+from quantkit.batch_inference import BatchInference
 from quantkit.batch_inference.results import FORMATS, read_rows
 from quantkit.batch_inference.rows import class_rows
 from quantkit.batch_inference.service import InferenceTask
@@ -47,18 +47,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def use_inline(monkeypatch: pytest.MonkeyPatch) -> Callable[..., InlineCluster]:
     """Select a cluster in this process for the next calls."""
-
-    def use(ends: Callable[[Any], bool] = lambda message: False) -> InlineCluster:
-        cluster = InlineCluster(ends)
-
-        @contextmanager
-        def open_inline(options: object) -> Iterator[InlineCluster]:
-            yield cluster
-
-        monkeypatch.setattr(workflow, "open_cluster", open_inline)
-        return cluster
-
-    return use
+    return partial(use_inline_workers, monkeypatch)
 
 
 def run(data: Any, folder: Path, **options: Any) -> BatchInference:

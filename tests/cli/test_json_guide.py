@@ -45,7 +45,7 @@ COMMANDS = [
         "benchmark",
         ("benchmark", "digits@reference", "--precision", "float32,bfloat16", "--runs", "1", "--processes", "1"),
     ),
-    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "4s")),
+    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "2s")),
     ("summarize", ("summarize", "digits")),
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
     ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),
@@ -59,7 +59,7 @@ COMMANDS = [
     ("transforms", ("transforms", "check", "remove_nodes")),
 ]
 RUNTIME_COMMANDS = [
-    ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "3")),
+    ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "1")),
     ("receipt", ("receipt", "e.onnx")),
     (
         "quantize",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import main
+from inline_clusters import use_inline_workers
 from varying_sizes import (
     CONSTANTS,
     DETECTORS,
@@ -34,6 +35,12 @@ from quantkit.runtimes import open_session
 
 pytestmark = pytest.mark.engine
 RUNTIME = "onnxruntime"
+INLINE = pytest.mark.usefixtures("inline_workers")
+
+
+@pytest.fixture
+def inline_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_inline_workers(monkeypatch)
 
 
 def other_version(name: str, folder: Path) -> Path:
@@ -123,6 +130,7 @@ def test_compare_keeps_the_samples_of_equal_size(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "format"), [*((name, "npz") for name in NETWORKS), ("lists", "jsonl"), ("decoder", "parquet")]
 )
+@INLINE
 def test_run_writes_outputs_of_any_size(name: str, format: str, tmp_path: Path) -> None:
     path = write(name, tmp_path)
     np.savez(tmp_path / "x.npz", x=IMAGES)
@@ -139,6 +147,7 @@ def test_run_writes_outputs_of_any_size(name: str, format: str, tmp_path: Path) 
             np.testing.assert_allclose(actual, values, rtol=1e-5, atol=1e-6)
 
 
+@INLINE
 def test_run_rejects_a_batch_of_fixed_size_that_it_cannot_divide(tmp_path: Path) -> None:
     (tmp_path / "pair.onnx").write_bytes(NETWORKS["rows"]().SerializeToString())
     model = make_model(
@@ -168,6 +177,7 @@ def test_workers_add_the_sizes_of_their_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TAILS)
+@INLINE
 def test_every_verb_takes_sizes_of_any_op(name: str, tmp_path: Path) -> None:
     path, quantized, data = tmp_path / "m.onnx", tmp_path / "q.onnx", IMAGES[:6]
     path.write_bytes(with_tail(name).SerializeToString())
@@ -221,6 +231,7 @@ def data_forms(folder: Path, samples: Sequence[Array] = RECORDINGS) -> Mapping[s
 
 
 @pytest.mark.parametrize("form", ["folder", "list", "by name"])
+@INLINE
 def test_every_verb_takes_samples_of_different_lengths(form: str, tmp_path: Path) -> None:
     path, other, data = speech(tmp_path), speech(tmp_path, 0.05), data_forms(tmp_path)[form]
     result = qk.quantize(path, data, runs=0)
@@ -300,6 +311,7 @@ INPUTS: Mapping[str, tuple[list[Any], Mapping[str, Any], Callable[[int], Mapping
 
 
 @pytest.mark.parametrize("name", INPUTS)
+@INLINE
 def test_every_verb_takes_inputs_of_any_rank(name: str, tmp_path: Path) -> None:
     nodes, shapes, shape_of = INPUTS[name]
     random = np.random.default_rng(0)

@@ -1,7 +1,11 @@
-"""Cluster whose workers run in this process, with scripted is_lost of workers."""
+"""Cluster whose workers run in this process, with scripted losses of workers."""
 
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
 from quantkit.workers.service import Response, Service, ServiceSpec, WorkerResources, respond
@@ -33,6 +37,8 @@ class InlineWorker(Worker):
         return respond(self.request)
 
     def close(self) -> None:
+        if self.service is not None:
+            self.service.close()
         self.cluster.closed.add(self)
 
 
@@ -59,10 +65,24 @@ class InlineCluster(Cluster):
 
     def start(self, spec: ServiceSpec, index: int) -> InlineWorker:
         self.num_started += 1
-        return InlineWorker(self, spec, self.placement(index))
+        return InlineWorker(self, pickle.loads(pickle.dumps(spec)), self.placement(index))
 
     def wait(self, workers: Sequence[Worker], timeout: float) -> list[Worker]:
         return list(workers)
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def use_inline_workers(
+    monkeypatch: pytest.MonkeyPatch, is_lost: Callable[[Any], bool] = lambda message: False
+) -> InlineCluster:
+    """Run the workers of `quantkit.run` in this process: the start of a process takes most of the time of a run."""
+    cluster = InlineCluster(is_lost)
+
+    @contextmanager
+    def open_inline(options: object) -> Iterator[InlineCluster]:
+        yield cluster
+
+    monkeypatch.setattr("quantkit.batch_inference.workflow.open_cluster", open_inline)
+    return cluster

@@ -45,7 +45,7 @@ def test_weights_of_every_network_can_be_stored_in_int8(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_metric_of_the_task_in_int8(name: str, tmp_path: Path) -> None:
     network = NETWORKS[name]
-    samples = network.calibration(open_onnxruntime(network.path))[:16]
+    samples = network.calibration(open_onnxruntime(network.path))[:8]
     output = tmp_path / "int8.onnx"
     result = qk.quantize(network.path, samples, target="onnx", runs=0, output=output)
     assert list(result.report.census.executed) == ["openvino", "onnxruntime"]
