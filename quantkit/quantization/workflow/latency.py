@@ -9,8 +9,10 @@ from quantkit.benchmark import Benchmark
 from quantkit.benchmark.profiling import profile_candidates
 from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import BenchmarkRow
+from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
+from quantkit.benchmark.statistics.student import LOOKS
 from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
@@ -80,7 +82,7 @@ def measure_latency(
         candidates,
         options,
         on_progress,
-        compare=lambda result: Latency(result).speedups,
+        compare=_compare,
         select=select,
         stage=f"measuring the latency of float and int8 in {titles}",
     )
@@ -125,6 +127,17 @@ def dynamic_shapes(graph: Graph, samples: Mapping[str, tuple[int, ...]]) -> dict
 
 def _with_shapes(candidate: Candidate, shapes: Mapping[str, tuple[int, ...]]) -> Candidate:
     return replace(candidate, settings=replace(candidate.settings, input_shapes=shapes)) if shapes else candidate
+
+
+def _compare(result: Benchmark) -> tuple[Speedup, ...]:
+    """Return the speed-ups that more processes shall make clear.
+
+    After the first look, only that of the fastest runtimes counts: in another runtime, float and int8 may be about
+    equal, which no number of processes would show.
+    """
+    latency = Latency(result)
+    overall, count = latency.overall, max((each.processes for each in latency.speedups), default=0)
+    return (overall,) if overall is not None and overall.is_clear and count >= LOOKS[0] else latency.speedups
 
 
 def _unclear_rows(latency: Latency) -> list[BenchmarkRow]:

@@ -12,7 +12,7 @@ from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.workflow import latency
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
-from quantkit.quantization.workflow.latency import _unclear_rows, dynamic_shapes
+from quantkit.quantization.workflow.latency import _compare, _unclear_rows, dynamic_shapes
 from quantkit.runtimes import REFERENCE, find_runtime
 
 
@@ -32,6 +32,19 @@ def test_further_processes_measure_the_rows_of_unclear_speedups(
 ) -> None:
     rows = _unclear_rows(make_latency(milliseconds, spread=0.2))
     assert [f"{row.label} {row.runtime}" for row in rows] == unclear
+
+
+@pytest.mark.parametrize(
+    ("openvino", "num_compared"),
+    [(0.3, 1), (2.9, 3)],
+)
+def test_the_fastest_runtimes_end_the_comparison_of_all(openvino: float, num_compared: int) -> None:
+    milliseconds = {"float openvino": 3.0, "int8 openvino": openvino, "float litert": 3.0, "int8 litert": 2.98}
+    result = make_latency(milliseconds, spread=0.2).benchmark
+    assert result is not None
+    compared = _compare(result)
+    assert len(compared) == num_compared
+    assert all(each.is_clear for each in compared) == (num_compared == 1)
 
 
 @pytest.mark.engine
