@@ -3,8 +3,10 @@
     1. Measure with all layers in int8. Within the limit: done.
     2. Rank the layers by the error model, which needs no measurement of the loss. Without one, measure once for each
        layer, with this layer alone in float: its gain is the loss that it removes.
-    3. Keep the first layers in float; bisection finds the smallest number of them that suffices.
-    4. Quantize these layers again, the last ones first, by halves; they stay quantized if the limit holds.
+    3. Keep the first layers in float, and find the smallest number of them that suffices: in growing steps from the
+       number that the error model predicts, then by bisection.
+    4. Quantize these layers again, the last ones first, by halves; they stay quantized if the limit holds. Halves whose
+       predicted error is above the limit by more than the interval of the error model are not measured.
 
 Every measurement is saved in a state file, if one is given, so that an interrupted search resumes.
 """
@@ -14,7 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from quantkit.errors import InputError
 from quantkit.formats.documents import check_structure, read_json
@@ -46,6 +50,44 @@ class Loss:
     def minus(self, other: "Loss") -> "Loss":
         """Return the difference of both values."""
         return replace(self, drop=self.drop - other.drop, kl_divergence=self.kl_divergence - other.kl_divergence)
+
+
+class LayerRanking(NamedTuple):
+    """Layers of a plan in an order, with the prediction that led to it.
+
+    Attributes:
+        layers: layers, those first whose int8 form adds most error for the time that it saves.
+        predict: function that returns the predicted error of the outputs with some layers in float.
+        prediction: predicted errors of the single layers, and their interval.
+    """
+
+    layers: Sequence[str]
+    predict: Callable[[frozenset[str]], float]
+    prediction: ErrorPrediction
+
+    def count_layers(self, drop: float, max_drop: float) -> int | None:
+        """Return the predicted number of float layers for a drop; None if no error is as small.
+
+        Args:
+            drop: measured drop with all layers in int8; the error is nearly proportional to it.
+            max_drop: largest accepted drop.
+        """
+        limit = self.predict(frozenset()) * max_drop / drop
+        counts = range(1, len(self.layers) + 1)
+        return next((count for count in counts if self.predict(frozenset(self.layers[:count])) <= limit), None)
+
+    def exceeds(self, choice: frozenset[str], measured: frozenset[str], loss: Loss, max_drop: float) -> bool:
+        """Return True if the error of a choice is above a limit by more than the interval of the prediction.
+
+        Args:
+            choice, measured: float layers, and those of a measured choice that has few other layers.
+            loss: loss of the measured choice.
+            max_drop: largest accepted drop.
+        """
+        if loss.kind != ERROR or not self.prediction.holds:
+            return False
+        increase = self.predict(choice) / max(self.predict(measured), np.finfo(np.float64).tiny)
+        return loss.drop * increase > max_drop * 10 ** (self.prediction.interval_db / 20)
 
 
 # Function that returns the loss with these layers in float and all others in int8.
@@ -166,7 +208,7 @@ def search(
     max_drop: float,
     seconds: float,
     suspects: Iterable[str] = (),
-    rank: Callable[[], Sequence[str] | None] = lambda: None,
+    rank: Callable[[], LayerRanking | None] = lambda: None,
     state: Path | None = None,
     on_progress: OnProgress = ignore_progress,
     clock: Callable[[], float] = monotonic,
@@ -179,8 +221,8 @@ def search(
         max_drop: largest accepted drop, a fraction.
         seconds: time budget; a running measurement is finished.
         suspects: layers to measure first, for example those with calibration warnings.
-        rank: function that returns all layers, the most sensitive first, or None if that is unknown; it is called if
-            some layers must stay in float.
+        rank: function that returns the ranking of all layers, or None if it is unknown; it is called if some layers
+            must stay in float.
         state: file for the measurements, to resume an interrupted search.
         on_progress: callback for the seconds used.
         clock: function that returns the time in seconds.
@@ -203,14 +245,16 @@ def search(
     ranking = rank()
     gains = _measure_gains(run, order, baseline) if ranking is None else {}
     by_gain = sorted(order, key=lambda name: (name in gains, gains.get(name, Loss(0, 0))), reverse=True)
-    ranked = by_gain if ranking is None else list(ranking)
-    choice = _find_shortest_prefix(run, ranked, max_drop)
+    ranked = by_gain if ranking is None else list(ranking.layers)
+    guess = None if ranking is None else ranking.count_layers(baseline.drop, max_drop)
+    choice = _find_shortest_prefix(run, ranked, max_drop, guess)
     contributions: dict[str, Loss] = {}
     if choice:
-        choice, contributions = _drop_unneeded(run, choice, max_drop)
+        choice, contributions = _drop_unneeded(run, choice, max_drop, ranking)
     loss = run.losses[frozenset(choice)]
     rows = tuple(LayerSensitivity(name, gains.get(name), contributions.get(name), name in choice) for name in ranked)
-    return Fallback(frozenset(choice), loss, baseline, rows, loss.drop <= max_drop, run.is_complete)
+    prediction = None if ranking is None else ranking.prediction
+    return Fallback(frozenset(choice), loss, baseline, rows, loss.drop <= max_drop, run.is_complete, prediction)
 
 
 def _measure_gains(run: _Search, order: list[str], baseline: Loss) -> dict[str, Loss]:
@@ -223,30 +267,43 @@ def _measure_gains(run: _Search, order: list[str], baseline: Loss) -> dict[str, 
     return gains
 
 
-def _find_shortest_prefix(run: _Search, ranked: list[str], max_drop: float) -> list[str]:
-    """Return the shortest prefix within the limit, found by bisection; else the best measured choice."""
+def _find_shortest_prefix(run: _Search, ranked: list[str], max_drop: float, guess: int | None) -> list[str]:
+    """Return the shortest prefix within the limit; else the best measured choice.
+
+    From a guess of its length, growing steps find a longer or shorter prefix on the other side of the limit. Bisection
+    between both, or without a guess between all, finds the shortest one.
+    """
     low, high = 1, len(ranked)
     best: list[str] | None = None
+    count, step = guess or (low + high) // 2, 1
+    is_bracketed = guess is None
     while low <= high:
-        count = (low + high) // 2
         loss = run.loss(ranked[:count])
         if loss is None:
             break
-        if loss.drop <= max_drop:
+        is_within = loss.drop <= max_drop
+        if is_within:
             best, high = ranked[:count], count - 1
         else:
             low = count + 1
+        is_bracketed = is_bracketed or (low > 1 and best is not None)
+        if is_bracketed:
+            count = (low + high) // 2
+        else:
+            count, step = max(low, count - step) if is_within else min(high, count + step), 2 * step
     if best is not None:
         return best
     closest = min(run.losses, key=lambda layers: (run.losses[layers], len(layers)))
     return [name for name in ranked if name in closest]
 
 
-def _drop_unneeded(run: _Search, choice: list[str], max_drop: float) -> tuple[list[str], dict[str, Loss]]:
-    """Return the choice without the layers that are not needed, and the contribution of each other layer.
+def _drop_unneeded(
+    run: _Search, choice: list[str], max_drop: float, ranking: LayerRanking | None
+) -> tuple[list[str], dict[str, Loss]]:
+    """Return the choice without the layers that are not needed, and the contribution of each other measured layer.
 
     Layers are quantized again in halves, those with the smallest gains first: one measurement suffices for a half that
-    is not needed.
+    is not needed, and none if the ranking predicts a drop far above the limit.
     """
     needed = list(choice)
     losses: dict[str, Loss] = {}
@@ -254,14 +311,14 @@ def _drop_unneeded(run: _Search, choice: list[str], max_drop: float) -> tuple[li
     while pending:
         part = pending.pop()
         others = [name for name in needed if name not in part]
-        loss = run.loss(others) if part else None
-        if loss is None:
-            continue
-        if loss.drop <= max_drop:
+        whole = frozenset(needed)
+        is_needed = ranking is not None and ranking.exceeds(frozenset(others), whole, run.losses[whole], max_drop)
+        loss = run.loss(others) if part and not is_needed else None
+        if loss is not None and loss.drop <= max_drop:
             needed = others
-        elif len(part) > 1:
+        elif len(part) > 1 and (loss is not None or is_needed):
             pending += [part[: len(part) // 2], part[len(part) // 2 :]]
-        else:
+        elif loss is not None:
             losses[part[0]] = loss
     final = run.losses[frozenset(needed)]
     return needed, {name: loss.minus(final) for name, loss in losses.items() if name in needed}

@@ -1,6 +1,6 @@
 """Compare predicted with measured SQNR for random choices of float layers, on 20 networks.
 
-    python tests/bench/measure_error_model.py BUILD [NETWORK ...] [--choices 50] [--save FILE]
+    python tests/bench/measure_error_model.py BUILD [NETWORK ...] [--choices 50] [--samples 64] [--save FILE]
 
 The networks are those of `support/portable_networks.py`. For each, the error model of `quantkit.quantization.precision`
 predicts the noise of random choices of float layers, of few to almost all layers. The same choices are measured in the
@@ -28,18 +28,17 @@ from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # 
 import quantkit as qk  # noqa: E402
 from quantkit.progress import ignore_progress  # noqa: E402
 from quantkit.quantization import Scheme  # noqa: E402
-from quantkit.quantization.precision import policy  # noqa: E402
-from quantkit.quantization.precision.error import INTERVAL, ErrorProbe, decibels, tap_outputs  # noqa: E402
+from quantkit.quantization.precision.error import ErrorProbe, decibels, tap_outputs  # noqa: E402
 from quantkit.quantization.precision.switches import switch_quantization  # noqa: E402
 from quantkit.quantization.states import find_states  # noqa: E402
-from quantkit.quantization.workflow.error_signals import draw_choices, find_search  # noqa: E402
+from quantkit.quantization.workflow.error_signals import count_runs, draw_choices, find_search  # noqa: E402
 
 # Largest deviation that meets the aim, and fraction of the choices that the interval shall contain.
 MAX_RMS, COVERAGE = 1.0, 0.9
 
 
-def measure(network: SavedNetwork, count: int) -> dict[str, Any]:
-    """Return the deviation of the predictions for a network."""
+def measure(network: SavedNetwork, count: int, limit: int) -> dict[str, Any]:
+    """Return the deviation of the predictions for a network, with at most a number of samples for the errors."""
     # A scheme of the caller excludes alternatives: all layers are int8.
     scheme = Scheme.for_target("onnx", keep_float=network.keep_float)
     result = qk.quantize(network.path, network.samples, scheme=scheme, runs=0, limit=len(network.samples))
@@ -53,7 +52,7 @@ def measure(network: SavedNetwork, count: int) -> dict[str, Any]:
     with qk.open_session(conversion.graph, "onnxruntime") as session:
         outputs = [{name: np.array(array) for name, array in session.run(each).items()} for each in feeds]
     states = find_states(feeds, outputs)
-    runs = min(policy.SIGNAL_STEPS if states else policy.SIGNAL_RUNS, len(feeds))
+    runs = min(count_runs(outputs, states), len(feeds), limit)
     switched = switch_quantization(conversion.graph, conversion.plan, conversion.ranges)
     with qk.open_session(tap_outputs(switched.graph), "onnxruntime") as session:
         probe = ErrorProbe(switched, session, feeds[:runs], outputs[:runs], states)
@@ -63,15 +62,18 @@ def measure(network: SavedNetwork, count: int) -> dict[str, Any]:
     pairs = [(predicted, noise) for predicted, noise in pairs if noise > 0]
     measured = [noise for _, noise in pairs]
     deviations = np.array([decibels(predicted) - decibels(noise) for predicted, noise in pairs])
-    stated = search.errors.rms_db or 0.0
+    errors = search.errors
     return {
         "layers": len(search.layers),
+        "samples": probe.num_runs,
         "choices": len(deviations),
         "sqnr": [round(decibels(noise), 1) for noise in (max(measured), min(measured))],
-        "coherence": search.errors.coherence,
+        "coherence": errors.coherence,
         "rms_db": round(float(np.sqrt(np.mean(deviations**2))), 2),
-        "stated_rms_db": round(stated, 2),
-        "coverage": round(float(np.mean(np.abs(deviations) <= max(INTERVAL * stated, 0.05))), 2),
+        "stated_rms_db": round(errors.rms_db, 2),
+        "interval_db": round(errors.interval_db, 2),
+        "coverage": round(float(np.mean(np.abs(deviations) <= errors.interval_db)), 2),
+        "holds": errors.holds,
     }
 
 
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("build", type=Path, help="folder of the networks")
     parser.add_argument("networks", nargs="*", default=list(NAMES), metavar="NETWORK")
     parser.add_argument("--choices", type=int, default=50, help="random choices of each network (default: 50)")
+    parser.add_argument("--samples", type=int, default=64, help="largest number of samples of the errors (default: 64)")
     parser.add_argument("--save", type=Path, help="JSON file with the table; rows of other networks are kept")
     arguments = parser.parse_args()
     save_networks(arguments.build)
@@ -88,7 +91,7 @@ def main() -> None:
     if arguments.save and arguments.save.exists():
         rows = json.loads(arguments.save.read_text())["networks"]
     for name in arguments.networks:
-        rows[name] = measure(load_saved(name, arguments.build), arguments.choices)
+        rows[name] = measure(load_saved(name, arguments.build), arguments.choices, arguments.samples)
         print(name, rows[name], flush=True)
         if arguments.save:
             document = {"schema": "quantkit.error_model_table/1", "networks": {key: rows[key] for key in sorted(rows)}}
@@ -96,7 +99,8 @@ def main() -> None:
     measured = [row for row in rows.values() if row["layers"]]
     near = sum(row["rms_db"] <= MAX_RMS for row in measured)
     covered = sum(row["coverage"] >= COVERAGE for row in measured)
-    print(f"{near} of {len(measured)} within {MAX_RMS} dB rms; the interval holds for {covered}")
+    right = sum(row["holds"] == (row["rms_db"] <= MAX_RMS) for row in measured)
+    print(f"{near} of {len(measured)} within {MAX_RMS} dB rms, {right} state it; the interval holds for {covered}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantkit.errors import InputError
-from quantkit.quantization.fallback import Loss, Measure, search
+from quantkit.quantization.fallback import ERROR, TOP1, LayerRanking, Loss, Measure, search
+from quantkit.quantization.precision.decision import ErrorPrediction
 
 
 class Network:
@@ -66,6 +67,56 @@ def test_a_layer_that_is_not_needed_is_quantized_again() -> None:
 
     result = search(["first", "second"], measure, max_drop=0.01, seconds=1e6)
     assert result.keep_float == {"second"}
+
+
+@pytest.mark.parametrize("needed", [2, 7, 12, 31, 40])
+@pytest.mark.parametrize("predicted", [1, 10, 12, 14, 40])
+def test_the_search_starts_at_the_predicted_number_of_layers(needed: int, predicted: int) -> None:
+    names = [f"layer{number:02}" for number in range(40)]
+    network = Network({name: 0.1 if number < needed else 0.0 for number, name in enumerate(names)})
+    ranking = LayerRanking(
+        names, lambda choice: 1.0 if len(choice) < predicted else 0.001, ErrorPrediction({}, 0.5, 1.0, True, 8)
+    )
+    result = run(network, max_drop=0.05, rank=lambda: ranking)
+    assert result.keep_float == set(names[:needed])
+    assert result.prediction is ranking.prediction
+    assert network.choices[1] == frozenset(names[:predicted])
+    if needed == predicted:
+        assert network.choices[2] == frozenset(names[: needed - 1])
+        assert len(network.choices) <= 3 + 2 * needed
+
+
+def test_a_drop_without_a_small_predicted_error_is_searched_by_bisection() -> None:
+    ranking = LayerRanking("abcdefg", lambda choice: 1.0, ErrorPrediction({}, 0.5, 1.0, True, 8))
+    network = Network({name: 0.1 if name in "ab" else 0.0 for name in "abcdefg"})
+    assert run(network, max_drop=0.05, rank=lambda: ranking).keep_float == {"a", "b"}
+    assert network.choices[1] == frozenset("abcd")
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds", "is_saved"), [(ERROR, True, True), (ERROR, False, False), (TOP1, True, False)]
+)
+def test_layers_whose_predicted_error_is_far_above_the_limit_are_not_measured_again(
+    kind: str, holds: bool, is_saved: bool
+) -> None:
+    names = [f"layer{number}" for number in range(16)]
+    measured = []
+
+    def error(floats: frozenset[str]) -> float:
+        return 0.01 + sum(0.1 for name in names[:8] if name not in floats)
+
+    def measure(floats: frozenset[str]) -> Loss:
+        measured.append(floats)
+        return Loss(error(floats), 0.0, kind)
+
+    ranking = LayerRanking(names, error, ErrorPrediction({}, 0.5, 1.0, holds, 8))
+    result = search(names, measure, max_drop=0.05, seconds=1e6, rank=lambda: ranking)
+    assert result.keep_float == set(names[:8])
+    # All layers in int8, the predicted number of float layers, one less.
+    assert (len(measured) == 3) is is_saved
+    assert (result.layers[0].contribution is None) is is_saved
+    if not is_saved:
+        assert len(measured) > 10
 
 
 def test_a_drop_that_float_does_not_remove_is_reported() -> None:

@@ -45,17 +45,21 @@ class ErrorPrediction:
 
     Attributes:
         gains: predicted error that each layer adds in int8, by name.
-        rms_db: deviation of predicted from measured noise in dB, root mean square over a few choices of layers.
+        rms_db: deviation of predicted from measured noise in dB, root mean square over random choices of layers.
+        interval_db: largest deviation of 90 % of the choices, in dB.
+        holds: True if the errors of the layers nearly add up, so that the predictions are near the measurements.
         samples: number of samples of the error signals.
     """
 
     gains: Mapping[str, float]
     rms_db: float
+    interval_db: float
+    holds: bool
     samples: int
 
     def to_json(self) -> dict[str, Any]:
         """Return the quality of the prediction as plain values."""
-        return {"rms_db": self.rms_db, "samples": self.samples}
+        return {key: value for key, value in asdict(self).items() if key != "gains"}
 
 
 def as_decisions(reasons: Mapping[str, "str | Decision"], source: str) -> dict[str, Decision]:

@@ -8,10 +8,15 @@ quantization guide. Sizes of measurements and time limits need no network.
 
 # Number of runs of a trial; the errors of a recurrent model accumulate over many runs.
 TRIAL_RUNS, TRIAL_STEPS = 16, 160
-# Number of runs of the error signals of layers; the errors of a recurrent model accumulate over many runs.
-SIGNAL_RUNS, SIGNAL_STEPS = 8, 64
-# Number of random choices of float layers that the predicted errors are fitted to.
-NUM_CHECKS = 8
+# Limits of the number of runs of the error signals of layers, and least number of values of an error signal: the energy
+# of few values is mostly chance.
+SIGNAL_RUNS, MAX_SIGNAL_RUNS, SIGNAL_VALUES = 8, 32, 4096
+# Number of runs for a recurrent model, whose errors accumulate over many runs.
+SIGNAL_STEPS = 64
+# Number of choices of float layers that the predicted errors are fitted to: all in int8, and random ones.
+NUM_CHECKS = 24
+# Largest deviation of predicted from measured noise in dB, root mean square, of an error model that holds.
+MAX_DEVIATION = 1.0
 # Time limit of the error signals as a fraction of the time budget: a slow model gets fewer runs.
 SIGNAL_FRACTION = 0.3
 # Fraction of the time budget for measured sensitivities: the rest is needed to choose among the measured layers.

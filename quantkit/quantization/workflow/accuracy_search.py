@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from quantkit.quantization.fallback import Fallback, Loss, search
 from quantkit.quantization.workflow.accuracy import measure_loss
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.doubts import barely_vary
-from quantkit.quantization.workflow.error_signals import LayerRanking, rank_layers
+from quantkit.quantization.workflow.error_signals import rank_layers
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 
@@ -35,13 +34,6 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
     def measure(layers: frozenset[str]) -> Loss:
         return measure_loss(conversion.exclude(layers), reference)
 
-    ranking: LayerRanking | None = None
-
-    def rank() -> list[str] | None:
-        nonlocal ranking
-        ranking = rank_layers(conversion, reference, options)
-        return None if ranking is None else ranking.layers
-
     if state is not None and state.exists():
         options.on_message(f"resuming from the search state in {state}")
     with _announce_state(state, options):
@@ -51,13 +43,13 @@ def search_fallbacks(conversion: Conversion, reference: FloatReference, options:
             max_drop=max_drop,
             seconds=options.seconds,
             suspects=_suspects(conversion),
-            rank=rank,
+            rank=lambda: rank_layers(conversion, reference, options),
             state=state,
             on_progress=options.on_progress,
         )
     if fallback.is_complete and state is not None:
         state.unlink(missing_ok=True)
-    return fallback if ranking is None else replace(fallback, prediction=ranking.prediction)
+    return fallback
 
 
 @contextmanager

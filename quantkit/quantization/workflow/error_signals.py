@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from quantkit.formats import onnx
 from quantkit.ir.tensor import Array
 from quantkit.progress import OnProgress, Progress
 from quantkit.quantization.calibration import choose_float_runtime
+from quantkit.quantization.fallback import LayerRanking
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.cost import predict_costs
 from quantkit.quantization.precision.decision import ErrorPrediction
@@ -24,18 +24,6 @@ from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import AUTO, open_session
-
-
-class LayerRanking(NamedTuple):
-    """Layers of a conversion in an order, with the prediction that led to it.
-
-    Attributes:
-        layers: layers, those first whose int8 form adds most error for the time that it saves.
-        prediction: predicted errors.
-    """
-
-    layers: list[str]
-    prediction: ErrorPrediction
 
 
 def rank_layers(conversion: Conversion, reference: FloatReference, options: Options) -> LayerRanking | None:
@@ -54,7 +42,14 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
             if probe is None:
                 return None
             search = find_search(conversion, probe, reference.feeds[0], options.on_progress)
-            return LayerRanking(search.ranking(), _predict(search, probe, reference))
+            prediction = _predict(search, probe, reference)
+            if not prediction.holds:
+                options.on_message(
+                    f"the errors of the layers do not add up: predictions deviate by {prediction.interval_db:.1f} dB"
+                )
+            return LayerRanking(
+                search.ranking(), lambda choice: sqrt(search.errors.noise(search.switches(choice))), prediction
+            )
     except QuantkitError as error:
         options.on_message(f"each layer is measured by itself: {error.message}")
         return None
@@ -76,12 +71,24 @@ def find_search(
     shapes = infer_sample_shapes(conversion.graph, {name: array.shape for name, array in feeds.items()})
     costs = predict_costs(conversion.graph, conversion.plan, shapes, conversion.runtimes)
     search = FloatSearch(conversion.graph, conversion.plan, errors, costs)
-    choices = map(search.switches, (frozenset(), *draw_choices(search.layers, policy.NUM_CHECKS)))
-    measured = [(choice, probe.noise(choice.astype(bool))) for choice in choices]
+    choices = dict.fromkeys((frozenset[str](), *draw_choices(search.layers, policy.NUM_CHECKS - 1)))
+    measured = [(row, probe.noise(row.astype(bool))) for row in map(search.switches, choices)]
     # A choice without an int8 layer has no noise.
-    measured = [(choice, noise) for choice, noise in measured if noise > 0]
-    search.errors = errors.fit(measured) if measured else errors
+    search.errors = errors.fit([(row, noise) for row, noise in measured if noise > 0])
     return search
+
+
+def count_runs(outputs: Sequence[Mapping[str, Array]], states: Mapping[str, str]) -> int:
+    """Return the number of runs of the error signals: more runs for outputs of few values.
+
+    Args:
+        outputs: outputs of each run of the float model, by name.
+        states: output of each state by the name of its input, for a recurrent model.
+    """
+    if states:
+        return policy.SIGNAL_STEPS
+    values = min((array.size for array in outputs[0].values() if array.dtype.kind == "f"), default=1)
+    return min(max(policy.SIGNAL_RUNS, -(-policy.SIGNAL_VALUES // max(values, 1))), policy.MAX_SIGNAL_RUNS)
 
 
 def draw_choices(layers: Sequence[str], count: int, seed: int = 0) -> Iterator[frozenset[str]]:
@@ -96,7 +103,8 @@ def _predict(search: FloatSearch, probe: ErrorProbe, reference: FloatReference) 
     errors = search.errors
     total = errors.noise(search.switches(frozenset()))
     gains = {layer: sqrt(total) - sqrt(errors.noise(search.switches(frozenset({layer})))) for layer in search.layers}
-    return ErrorPrediction(gains, errors.rms_db or 0.0, probe.num_runs * max(reference.rows, 1))
+    samples = probe.num_runs * max(reference.rows, 1)
+    return ErrorPrediction(gains, errors.rms_db, errors.interval_db, errors.holds, samples)
 
 
 @contextmanager
@@ -118,5 +126,5 @@ def _open_probe(conversion: Conversion, reference: FloatReference, options: Opti
         run(1)
         seconds = max((perf_counter() - start) * len(switched), 1e-9)
         limit = int(policy.SIGNAL_FRACTION * options.seconds / seconds)
-        count = min(policy.SIGNAL_STEPS if states else policy.SIGNAL_RUNS, len(reference.feeds), limit)
+        count = min(count_runs(reference.outputs, states), len(reference.feeds), limit)
         yield run(count) if count else None

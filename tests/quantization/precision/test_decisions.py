@@ -14,14 +14,15 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.text import from_text
 from quantkit.quantization import Plan, Scheme, annotate
 from quantkit.quantization.fallback import AGREEMENT, ERROR, Loss
+from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import MAX_NAMES, SOURCES, Decision, ErrorPrediction, explain
-from quantkit.quantization.precision.error import ErrorModel
+from quantkit.quantization.precision.error import ErrorModel, decibels
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.targets.tensorflow import missing_kernels
 from quantkit.quantization.workflow import planning
 from quantkit.quantization.workflow import trials as trials_module
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.error_signals import draw_choices
+from quantkit.quantization.workflow.error_signals import count_runs, draw_choices
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.planning import choose_plan
@@ -121,10 +122,44 @@ def test_the_error_model_is_fitted_to_measured_choices() -> None:
     model = ErrorModel(None, np.ones((1, 2, 2)))  # type: ignore[arg-type]
     fitted = model.fit([(np.array([1.0, 0.0]), 2.0), (np.array([1.0, 1.0]), 4.0), (np.array([0.0, 1.0]), 2.0)])
     assert (fitted.coherence, fitted.gain, fitted.rms_db) == (0.0, pytest.approx(2.0), pytest.approx(0.0, abs=1e-9))
+    assert fitted.holds
     off = model.fit([(np.array([1.0, 0.0]), 1.0), (np.array([1.0, 0.0]), 10.0), (np.array([1.0, 0.0]), 0.1)])
     assert off.rms_db == pytest.approx(np.sqrt(200))
+    # The mean of two choices predicts the third one.
+    assert off.interval_db == pytest.approx(15.0)
+    assert not off.holds
+    # The interval of a single choice is the deviation of the model that is not fitted.
+    single = model.fit([(np.array([1.0, 0.0]), 10.0)])
+    assert (single.gain, single.rms_db, single.interval_db) == (pytest.approx(10.0), 0.0, pytest.approx(10.0))
     assert len(set(draw_choices("abcdef", 8))) > 6
-    assert ErrorPrediction({}, 0.5, 8).to_json() == {"rms_db": 0.5, "samples": 8}
+    assert ErrorPrediction({}, 0.5, 1.5, True, 8).to_json() == {
+        "rms_db": 0.5,
+        "interval_db": 1.5,
+        "holds": True,
+        "samples": 8,
+    }
+
+
+def test_the_interval_of_the_error_model_contains_other_choices() -> None:
+    """Each choice deviates at random, by 1 dB or 3 dB: 90 % of other choices are within the interval."""
+    random = np.random.default_rng(0)
+    model = ErrorModel(None, np.eye(20)[None])  # type: ignore[arg-type]
+    for spread in (0.5, 3.0):
+        rows = (random.random((224, 20)) < 0.5).astype(np.float64)
+        measured = [(row, row.sum() * 10 ** (random.normal(0, spread) / 10)) for row in rows]
+        fitted = model.fit(measured[:24])
+        deviations = [abs(decibels(fitted.noise(row)) - decibels(noise)) for row, noise in measured[24:]]
+        assert np.mean(np.array(deviations) <= fitted.interval_db) >= 0.9
+        assert fitted.interval_db < 5 * spread
+        assert fitted.holds is (spread < 1)
+
+
+def test_outputs_of_few_values_have_more_runs() -> None:
+    assert count_runs([{"scores": np.ones((1, 2), np.float32)}], {}) == policy.MAX_SIGNAL_RUNS
+    assert count_runs([{"image": np.ones((1, 64, 64), np.float32)}], {}) == policy.SIGNAL_RUNS
+    both = [{"image": np.ones((1, 64, 64), np.float32), "scores": np.ones((1, 256), np.float32)}]
+    assert count_runs(both, {}) == policy.SIGNAL_VALUES // 256
+    assert count_runs(both, {"state": "scores"}) == policy.SIGNAL_STEPS
 
 
 @pytest.mark.parametrize(("kind", "is_good"), [(AGREEMENT, False), (ERROR, True)])
@@ -221,7 +256,8 @@ def test_the_accuracy_search_states_its_error_model() -> None:
     assert result.report.fallback.baseline.kind == ERROR
     model = result.to_json()["error_model"]
     assert model["rms_db"] > 0
-    assert model["samples"] == 8
+    assert model["interval_db"] > 0
+    assert model["samples"] == 32
     layers = {decision.unit: decision for decision in result.decisions if decision.source == "accuracy"}
     assert layers.keys() == result.report.fallback.keep_float
     assert all(decision.predicted is not None and decision.saved_ms is not None for decision in layers.values())

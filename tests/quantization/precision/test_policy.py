@@ -10,8 +10,9 @@ from quantkit.quantization.precision import policy
 ROOT = Path(__file__).parents[3]
 # Sizes of measurements, and limits of their time.
 SIZES = {
-    *("TRIAL_RUNS", "TRIAL_STEPS", "SIGNAL_RUNS", "SIGNAL_STEPS", "NUM_CHECKS", "SIGNAL_FRACTION"),
-    *("SENSITIVITY_FRACTION", "PROFILE_ROUNDS", "PROFILE_SECONDS", "MIN_CALLS", "MAX_CALLS"),
+    *("TRIAL_RUNS", "TRIAL_STEPS", "SIGNAL_RUNS", "MAX_SIGNAL_RUNS", "SIGNAL_VALUES", "SIGNAL_STEPS", "NUM_CHECKS"),
+    *("MAX_DEVIATION", "SIGNAL_FRACTION", "SENSITIVITY_FRACTION", "PROFILE_ROUNDS", "PROFILE_SECONDS", "MIN_CALLS"),
+    "MAX_CALLS",
 }
 # Modules that decide about precision.
 DECIDING = (
