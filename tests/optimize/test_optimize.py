@@ -113,7 +113,7 @@ def test_the_fastest_int8_file_is_built_again_with_its_slow_layers_in_float(
 def test_slow_layers_are_looked_for_once_with_one_quantization_in_memory(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(monkeypatch, int8_is_fast)
+    script(monkeypatch, int8_is_fast, is_shared=False)
     quantize, results, calls = search.quantize, list[weakref.ref[Any]](), list[int]()
 
     def build(*args: Any, **options: Any) -> Any:
@@ -173,7 +173,7 @@ def test_a_broken_runtime_is_not_a_candidate(data: Path, monkeypatch: pytest.Mon
 
 
 def test_any_budget_gives_a_result(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script(monkeypatch, int8_is_fast)
+    script(monkeypatch, int8_is_fast, is_shared=False)
     result = qk.optimize("digits", data, runtimes=["openvino"], time_budget=0.5, output=tmp_path / "m.onnx")
     assert result.is_float
     assert result.file.exists()
