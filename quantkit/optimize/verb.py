@@ -408,8 +408,9 @@ def _run_float_model(model: Model, held_out_data: Dataset, options: Options) -> 
     feeds.
     """
     if has_dynamic_sizes(model.graph):
+        silent = replace(options, on_message=ignore_message)
         probe = compute_reference(
-            model, model.graph, held_out_data.subset(FEWEST_SAMPLES, keep_order=True), options, UNKNOWN
+            model, model.graph, held_out_data.subset(FEWEST_SAMPLES, keep_order=True), silent, UNKNOWN
         )
         shapes = ({name: array.shape for name, array in feeds.items()} for feeds in probe.feeds)
         sizes = sample_sizes(model, shapes, probe.rows)

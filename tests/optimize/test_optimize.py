@@ -329,11 +329,19 @@ def test_a_float_file_states_the_preprocessing_and_the_labels(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, lambda each: 1.0 if "float32" in each.label else 9.0)
+    messages: list[str] = []
     (tmp_path / "labels.txt").write_text("\n".join(f"digit {number}" for number in range(10)))
     qk.save(qk.load("digits", inputs=["Mul"], outputs=["softmax"]), tmp_path / "own.onnx")
     result = qk.optimize(
-        tmp_path / "own.onnx", data, runtimes=RUNTIMES, input_mean=100, input_std=50, labels=tmp_path / "labels.txt"
+        tmp_path / "own.onnx",
+        data,
+        runtimes=RUNTIMES,
+        input_mean=100,
+        input_std=50,
+        labels=tmp_path / "labels.txt",
+        on_message=messages.append,
     )
+    assert messages == ["preprocessing of images: 16 x 16 x 1, (x - 100) / 50, as stated"]
     assert result.best.candidate.label.startswith("float32")
     model = qk.load(result.save(tmp_path / "best"))
     assert model.stated_preprocessing is not None

@@ -27,7 +27,7 @@ from quantkit.quantization.calibration import (
 from quantkit.quantization.calibration.observation import tensor_name
 from quantkit.quantization.calibration.trained_ranges import derive_ranges
 from quantkit.quantization.plan import Plan
-from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.ranges import UNKNOWN, Range, Ranges
 from quantkit.quantization.workflow.float_reference import CACHE_BYTES, FloatReference
 from quantkit.quantization.workflow.labeled_feeds import LabeledFeeds
 from quantkit.quantization.workflow.observer_choice import EXTREMES
@@ -217,7 +217,8 @@ def compute_reference(
         graph: prepared float graph.
         data: held-out data.
         options: options of the caller.
-        calibrated_on: preprocessing of the calibration samples.
+        calibrated_on: preprocessing of the calibration samples; `UNKNOWN` before a calibration, whose report then does
+            not state that of images.
     """
     reference = FloatReference(task=options.metric, whole_outputs=find_whole_outputs(graph))
     session_options = SessionOptions(varying_sizes=_varies(graph, data))
@@ -226,7 +227,7 @@ def compute_reference(
         if options.calibration is None and isinstance(calibrated_on, Preprocessing):
             basis = replace(calibrated_on, origin=Origin.RANGES)
         samples = LabeledFeeds.of(model, session, data, options, basis)
-        if options.calibration is None:
+        if options.calibration is None or calibrated_on == UNKNOWN:
             _report_preprocessing(samples.pipeline, options)
         for position in reference.run(session, samples):
             options.on_progress(Progress("running the float model", position, data.size))
