@@ -288,6 +288,7 @@ def surroundings(folder: Path) -> Iterator[dict[str, Any]]:
 
 def measure_fault(name: str, values: dict[str, Any]) -> dict[str, Any]:
     """Run one job, and compare the verdict with the expected one."""
+    cause: str | None
     if name in PROGRAMS:
         verdict, cause, command = PROGRAMS[name]
     else:

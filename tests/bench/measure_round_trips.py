@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
     parser.add_argument("--save", type=Path, default=HERE / "round_trips.json", help="file to write")
     options = parser.parse_args()
-    document = {"schema": "quantkit.round_trips/1", "machine": this_machine().to_json(), "rows": []}
+    document: dict[str, Any] = {"schema": "quantkit.round_trips/1", "machine": this_machine().to_json(), "rows": []}
     if options.save.exists():
         document["rows"] = json.loads(options.save.read_text())["rows"]
     for name in options.networks or NETWORKS:

@@ -80,8 +80,9 @@ def draw_kind(name: str, random: np.random.Generator) -> Kind:
     outputs, channels, pads = draw(4, 33), draw(2, 49), [draw(0, 2)] * 4
     if name in ("matmul", "gemm"):
         channels = draw(2, 800)
-        shape, axes = ((channels, outputs), (0,)) if name == "matmul" else ((outputs, channels), (1,))
-        return Kind("MatMul", shape, (channels,), axes, {}) if name == "matmul" else gemm(shape)
+        if name == "matmul":
+            return Kind("MatMul", (channels, outputs), (channels,), (0,), {})
+        return gemm((outputs, channels))
     height, width, group = 1, 1, 1
     attributes: dict[str, Any] = {}
     if name == "1x1":
@@ -212,7 +213,7 @@ def save_float_outputs(path: Path, kind: Kind, images: Array, zero: int, weights
     """Write the layers with QuantizeLinear and DequantizeLinear; the outputs are the sums in float."""
     from onnx import helper
 
-    constants = {"one": np.float32(1), "zero": np.uint8(zero), "none": np.int8(0)}
+    constants: dict[str, Array | np.generic] = {"one": np.float32(1), "zero": np.uint8(zero), "none": np.int8(0)}
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "one", "zero"], ["x_levels"]),
         helper.make_node("DequantizeLinear", ["x_levels", "one", "zero"], ["x_values"]),
@@ -231,7 +232,12 @@ def save_integer_outputs(
     """Write the layers as ops on integers; the outputs of products are the sums, those of convolutions have 8 bits."""
     from onnx import helper
 
-    constants = {"one": np.float32(1), "zero": np.uint8(zero), "none": np.int8(0), "middle": np.uint8(128)}
+    constants: dict[str, Array | np.generic] = {
+        "one": np.float32(1),
+        "zero": np.uint8(zero),
+        "none": np.int8(0),
+        "middle": np.uint8(128),
+    }
     nodes = []
     for layer, levels in weights.items():
         constants[f"{layer}_levels"] = np.ascontiguousarray(levels.T) if kind.op == "Gemm" else levels

@@ -128,11 +128,11 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for size in options.sizes:
-            source = Path(folder) / f"{size}.pb"
-            formats.save(many_nodes(size), source)
+            path = Path(folder) / f"{size}.pb"
+            formats.save(many_nodes(size), path)
             for recipe in RECIPES.values():
-                runs = [measure(source, recipe) for _ in range(options.runs)]
-                rows.append({"recipe": recipe, "nodes": size, "file_bytes": source.stat().st_size, "runs": runs})
+                runs = [measure(path, recipe) for _ in range(options.runs)]
+                rows.append({"recipe": recipe, "nodes": size, "file_bytes": path.stat().st_size, "runs": runs})
                 whole = median(run["whole_seconds"] for run in runs)
                 print(f"{size:>7,} nodes, {recipe}: {whole:.2f} s", file=sys.stderr)
     document = {"schema": "quantkit.scaling/1", "machine": this_machine().to_json(), "rows": rows}

@@ -168,7 +168,8 @@ def compare_formats(network: SavedNetwork, build: Path, name: str) -> dict[str, 
 def compile_graph(graph: Graph, samples: dict[str, tuple[int, ...]]) -> Build:
     """Compile a graph with the sizes of a sample."""
     shapes = {name: shape for name, shape in samples.items() if name in {str(edge) for edge in graph.inputs}}
-    return find_target(TARGET).check_build(qk.load(graph, input_shapes=shapes).graph)
+    build: Build = find_target(TARGET).check_build(qk.load(graph, input_shapes=shapes).graph)
+    return build
 
 
 def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observers: bool) -> dict[str, Any]:
@@ -215,7 +216,8 @@ def build_of(result: Build) -> dict[str, Any]:
 
 def find_findings(build: Path, name: str, kind: str) -> tuple[Finding, ...]:
     """Return the findings of `summarize --for tensorrt`."""
-    return find_target(TARGET).examine(qk.load(build / f"{name}.{kind}.onnx").graph)
+    findings: tuple[Finding, ...] = find_target(TARGET).examine(qk.load(build / f"{name}.{kind}.onnx").graph)
+    return findings
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -315,7 +315,7 @@ def ring_seconds(count: int, num_bytes: int) -> float:
             member.start()
         for member in members:
             member.join()
-        return median(times)
+        return float(median(times))
 
 
 def measure_all_reduce() -> list[dict[str, float]]:
@@ -355,7 +355,9 @@ def summarize(document: dict[str, Any]) -> None:
     rounds, clusters = document["rounds"], document["clusters"]
 
     def of(cluster: str, key: str) -> float:
-        return median(row[f"{cluster} 2"]["rates"][key] / row[f"{cluster} 1"]["rates"][key] / 2 for row in rounds)
+        return float(
+            median(row[f"{cluster} 2"]["rates"][key] / row[f"{cluster} 1"]["rates"][key] / 2 for row in rounds)
+        )
 
     document["efficiency"] = {
         "machine": median(row["machine"]["efficiency"] for row in rounds),

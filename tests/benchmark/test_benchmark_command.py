@@ -22,7 +22,15 @@ from quantkit.runtimes.session import SessionOptions
 
 QUICK = ("--runs", "6", "--warmup", "1", "--processes", "1", "-q")
 # Keys of the JSON document whose values differ from call to call.
-MEASURED = ("seconds", "warmup_seconds", "summary", "comparison", "started", "load", "calls_per_sample")
+MEASURED: tuple[str, ...] = (
+    "seconds",
+    "warmup_seconds",
+    "summary",
+    "comparison",
+    "started",
+    "load",
+    "calls_per_sample",
+)
 MEASURED += ("fastest", "rivals", "call_seconds", "load_seconds", "first_call_seconds", "peak_bytes")
 MEASURED += ("width",)
 

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,8 @@ def test_worker_without_a_request_is_halted() -> None:
 def test_variables_are_set_before_the_first_import() -> None:
     script = "print(chr(34) + os.environ['KMP_BLOCKTIME'] + chr(34)); sys.stdout.flush(); sys.stdin.read()"
     with WorkerProcess({"SCRIPT": script, "KMP_BLOCKTIME": "0"}) as worker:
-        assert worker.ask({}, SECONDS) == "0"
+        response: Any = worker.ask({}, SECONDS)
+        assert response == "0"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity")

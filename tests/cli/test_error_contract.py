@@ -336,4 +336,4 @@ def test_an_edge_that_no_node_computes_is_an_error_of_the_graph() -> None:
 def test_an_infinite_range_is_an_error_of_the_graph() -> None:
     node = Node("n", "Range", attrs={"Tidx": DType.FLOAT})
     with pytest.raises(GraphError, match="'n'"):
-        evaluate(node, [np.float32(0), np.float32(np.inf), np.float32(1)])
+        evaluate(node, [np.array(limit, np.float32) for limit in (0, np.inf, 1)])

@@ -39,7 +39,8 @@ def gelu(order: str, factor: float = math.sqrt(0.5), outputs: str = "y") -> Grap
 
 
 def erf(values: Array) -> Array:
-    return np.vectorize(math.erf)(values)
+    result: Array = np.vectorize(math.erf)(values)
+    return result
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -276,9 +276,9 @@ def test_mutated_arrays_are_read_or_rejected(tmp_path: Path, name: str, content:
     random = np.random.default_rng(0)
     mutants = [content[:length] for length in range(0, len(content), 7)]
     for position in random.integers(0, len(content), 300):
-        mutant = bytearray(content)
-        mutant[position] = random.integers(256)
-        mutants.append(bytes(mutant))
+        changed = bytearray(content)
+        changed[position] = random.integers(256)
+        mutants.append(bytes(changed))
     num_rejected = 0
     for mutant in mutants:
         (tmp_path / name).write_bytes(mutant)

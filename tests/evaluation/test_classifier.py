@@ -187,7 +187,8 @@ def test_image_is_prepared_for_the_input(
 
     classifier = Classifier(session(compute, shape, dtype), SMALL, LABELS)
     predictions(classifier, greys[1:2])
-    assert (batches[0].shape, batches[0].dtype) == (feed_shape, kind)
+    assert batches[0].shape == feed_shape
+    assert batches[0].dtype == kind
     assert classifier.normalizes == (dtype is not DType.UINT8)
     assert batches[0].flat[0] == pytest.approx(51 if dtype is DType.UINT8 else 0.2, rel=1e-3)
 

@@ -220,8 +220,8 @@ def test_labels_of_another_release_are_rejected(
     main: Main, capsys: pytest.CaptureFixture[str], standin: Path, tmp_path: Path
 ) -> None:
     lines = ["background", "tench", *(f"class {index}" for index in range(2, 1001))]
-    for index, arguments in ((9, "hen"), (279, "kit fox"), (389, "giant panda"), (544, "dumbbell")):
-        lines[index] = arguments
+    for index, label in ((9, "hen"), (279, "kit fox"), (389, "giant panda"), (544, "dumbbell")):
+        lines[index] = label
     labels = tmp_path / "imagenet_slim_labels.txt"
     labels.write_text("\n".join(lines))
     arguments = [

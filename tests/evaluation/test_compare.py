@@ -52,9 +52,9 @@ def build_graph(weights: list[Array] = WEIGHTS, prefix: str = "", **attrs: Any) 
 
 
 def run(first: Graph, second: Graph, **options: Any) -> LayerComparison:
-    return compare(
-        first, second, runtimes=("reference", "reference"), **({} if "data" in options else {"limit": 2}), **options
-    )
+    limit = {} if "data" in options else {"limit": 2}
+    result: LayerComparison = compare(first, second, runtimes=("reference", "reference"), **limit, **options)
+    return result
 
 
 def replace_weights(index: int, values: Array) -> Graph:

@@ -214,7 +214,8 @@ def mutate_toml(data: bytes, random: Random) -> bytes:
     if match is None:
         return data
     new = choose(random, TOML_VALUES) if match in values else choose(random, ("x", "op", "step", "__class__"))
-    return (text[: match.start(1)] + new + text[match.end(1) :]).encode()
+    changed: str = text[: match.start(1)] + new + text[match.end(1) :]
+    return changed.encode()
 
 
 def mutate_header(data: bytes, random: Random) -> bytes:
@@ -227,8 +228,8 @@ def mutate_header(data: bytes, random: Random) -> bytes:
     pattern = (r"'descr': '[^']*'", r"'shape': \([^)]*\)")[number]
     name, value = ("descr", "shape")[number], choose(random, HEADER_VALUES[number])
     value = repr(value) if number == 0 else value
-    header = re.sub(pattern, lambda _: f"'{name}': {value}", header).encode("latin-1")
-    return data[:8] + len(header).to_bytes(2, "little") + header + data[end:]
+    changed = re.sub(pattern, lambda _: f"'{name}': {value}", header).encode("latin-1")
+    return data[:8] + len(changed).to_bytes(2, "little") + changed + data[end:]
 
 
 def pack(contents: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:

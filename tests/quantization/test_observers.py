@@ -135,7 +135,7 @@ def test_a_sample_of_a_large_array_contains_all_channels() -> None:
 
 def test_a_moving_average_weights_recent_batches() -> None:
     observer = create_observer("moving_average(0.5)", AFFINE)
-    observe(observer, [np.float32([0, 8]), np.float32([0, 4]), np.float32([-2, 4])])
+    observe(observer, [np.array(values, np.float32) for values in ([0, 8], [0, 4], [-2, 4])])
     assert observer.range() == Range(-1.0, 5.0)
 
 
@@ -179,7 +179,7 @@ def test_an_installed_package_can_register_an_observer(tmp_path: Path, monkeypat
     forget_plugins(REGISTRY)
     try:
         assert Scheme(observer="doubled").observer == "doubled"
-        assert observe(create_observer("doubled", AFFINE), [np.float32([-1, 3])]).range() == Range(-2.0, 6.0)
+        assert observe(create_observer("doubled", AFFINE), [np.array([-1, 3], np.float32)]).range() == Range(-2.0, 6.0)
     finally:
         monkeypatch.undo()
         sys.modules.pop("doubled_observer", None)

@@ -134,7 +134,8 @@ def quantized_convolution(levels: np.ndarray, group: int = 1) -> Graph:
 def exact_outputs(levels: np.ndarray, group: int) -> np.ndarray:
     """Return the outputs of `quantized_convolution` for images of 255 everywhere, (c_out,)."""
     sums = 255.0 * levels.astype(np.float64).sum((1, 2, 3))
-    return np.clip(np.rint(sums / 256), 0, 255) * 256
+    outputs: np.ndarray = np.clip(np.rint(sums / 256), 0, 255) * 256
+    return outputs
 
 
 @pytest.mark.engine

@@ -73,9 +73,12 @@ def test_names_are_those_of_the_signature(tmp_path: Path) -> None:
     tf = tensorflow.import_tensorflow()
 
     class Model(tf.Module):  # type: ignore[misc, name-defined]
-        @tf.function(input_signature=[tf.TensorSpec([1, 2], name="left"), tf.TensorSpec([1, 2], name="right")])
-        def __call__(self, left: Any, right: Any) -> Any:
+        def compute(self, left: Any, right: Any) -> Any:
             return {"sum": left + right, "difference": left - right}
+
+        __call__ = tf.function(
+            compute, input_signature=[tf.TensorSpec([1, 2], name="left"), tf.TensorSpec([1, 2], name="right")]
+        )
 
     model = Model()
     tf.saved_model.save(model, str(tmp_path / "saved"), signatures=model.__call__)

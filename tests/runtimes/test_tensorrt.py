@@ -205,7 +205,8 @@ class ScriptedContext:
         return all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True))
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return self._compute({key: np.zeros(shape, np.float32) for key, shape in self.shapes.items()})[name].shape
+        outputs = self._compute({key: np.zeros(shape, np.float32) for key, shape in self.shapes.items()})
+        return tuple(outputs[name].shape)
 
     def set_tensor_address(self, name: str, address: int) -> None:
         self.addresses[name] = address

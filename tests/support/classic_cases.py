@@ -90,7 +90,7 @@ def _describe_node(node: Any) -> NodeRecord:
 
 def _attr_text(value: Any) -> str:
     if value.WhichOneof("value") != "tensor":
-        return text_format.MessageToString(value, as_one_line=True).strip()
+        return str(text_format.MessageToString(value, as_one_line=True)).strip()
     tensor = decode_attr(value)
     if not isinstance(tensor, Tensor):
         return base64.b64encode(value.SerializeToString(deterministic=True)).decode()

@@ -35,7 +35,7 @@ def load(folder: str, tag: str) -> int:
     library.TF_LoadSessionFromSavedModel(options, None, folder.encode(), tags, 1, graph, ctypes.byref(meta), status)
     if library.TF_GetCode(status):
         raise RuntimeError(library.TF_Message(status).decode())
-    return meta.length
+    return int(meta.length)
 
 
 if __name__ == "__main__":

@@ -326,7 +326,7 @@ def test_the_builder_makes_int8_kernels_of_the_planned_layers() -> None:
     _, graph = quantize(FLOAT)
     build = summarize(graph, target="tensorrt", check_build=True).build
     assert build is not None
-    assert (build.problem, build.kernels) == ("", {"conv1", "conv2", "y"})
+    assert (build.problem, build.kernels) == ("", frozenset({"conv1", "conv2", "y"}))
     assert build.planned == build.kernels
 
 

@@ -169,12 +169,12 @@ def test_zero_points_of_padded_convolutions_are_chosen_by_the_fidelity() -> None
     ranges, reference = compute_ranges(qk.load(graph), graph, plan, as_dataset(samples), options)
     conversion = Conversion(graph, plan, ranges)
     trials = Trials(reference, options)
-    trials.is_good = lambda present: False  # type: ignore[method-assign]
+    trials.is_good = lambda conversion: False  # type: ignore[method-assign]
     alternative = choose_zero_points(conversion, trials, options)
     assert {str(spec) for spec in alternative.plan.activations.values()} == {"qint8 affine"}
     gain = alternative.ranges.sqnr[Edge("relu1")] - ranges.sqnr[Edge("relu1")]
     assert gain == pytest.approx(6, abs=0.3), "twice as many levels"
     assert "zero points of 4 more tensors" in messages[-1]
     assert choose_zero_points(alternative, trials, options) is alternative, "no format is more precise"
-    trials.is_good = lambda present: True  # type: ignore[method-assign]
+    trials.is_good = lambda conversion: True  # type: ignore[method-assign]
     assert choose_zero_points(conversion, trials, options) is conversion

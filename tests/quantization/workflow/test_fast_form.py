@@ -87,7 +87,8 @@ def test_a_slow_int8_layer_stays_float_with_its_saved_time(monkeypatch: pytest.M
     messages: list[str] = []
     result = quantize(on_message=messages.append, save_plan=tmp_path / "plan.json")
     (decision,) = [each for each in result.decisions if each.source == COST and each.saved_ms]
-    assert (decision.unit, decision.precision, decision.saved_ms) == (slow, "float", pytest.approx(2.0))
+    assert (decision.unit, decision.precision) == (slow, "float")
+    assert decision.saved_ms == pytest.approx(2.0)
     assert any("1.20 times as fast" in message and slow in message for message in messages)
     assert slow in qk.Plan.load(tmp_path / "plan.json").float_fallbacks
 

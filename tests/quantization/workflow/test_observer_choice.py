@@ -187,11 +187,11 @@ def test_all_migrations_without_a_cost_in_latency_are_compared(
 
     class FixedTrials:
         def is_good(self, conversion: Any) -> bool:
-            return conversion.loss <= 0.025
+            return bool(conversion.loss <= 0.025)
 
         def is_better(self, alternative: Any, conversion: Any, max_loss: float) -> bool:
             tried.append(alternative)
-            return alternative.loss < max_loss * conversion.loss
+            return bool(alternative.loss < max_loss * conversion.loss)
 
     def conversion(scales: dict[Edge, Any], loss: float) -> Any:
         ranges = SimpleNamespace(scales=scales)

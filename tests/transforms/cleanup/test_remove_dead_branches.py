@@ -281,12 +281,12 @@ def test_missing_functions_and_loops_are_skipped() -> None:
 def test_tensorflow_2_conditionals_compute_same_outputs() -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
 
-    @tf.function(input_signature=[tf.TensorSpec([2, 3], tf.float32, "x")])
-    def network(x: Any) -> Any:
+    def compute(x: Any) -> Any:
         train = tf.raw_ops.PlaceholderWithDefault(input=False, shape=[], name="train")
         inner = tf.cond(train, lambda: x + 1.0, lambda: tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2.0, lambda: -x))
         return tf.identity(inner, "y")
 
+    network = tf.function(compute, input_signature=[tf.TensorSpec([2, 3], tf.float32, "x")])
     graph_def = network.get_concrete_function().graph.as_graph_def()
     graph = graphdef.decode(graph_def.SerializeToString()).with_endpoints(["x"], ["y"])
     after = rewrite(graph, "remove_dead_branches strip_unused_nodes remove_unused_functions")

@@ -112,20 +112,18 @@ def run_tensorflow(graph: Graph, **feeds: Any) -> dict[str, Any]:
 def test_tensorflow_outputs_stay() -> None:
     tf = pytest.importorskip("tensorflow", reason="pip install tensorflow")
 
-    @tf.function
-    def scale(x: Any) -> Any:
+    def multiply(x: Any) -> Any:
         tf.debugging.assert_less(tf.reduce_sum(x), 1000.0)
         return x * 2.0, tf.reduce_sum(x)
 
-    @tf.function
-    def step(x: Any) -> Any:
-        return scale(scale(x)[0])[0] + 1.0
+    scale = tf.function(multiply)
+    step = tf.function(lambda x: scale(scale(x)[0])[0] + 1.0)
 
-    @tf.function(input_signature=[tf.TensorSpec([2, 3], tf.float32, "x")])
-    def network(x: Any) -> Any:
+    def compute(x: Any) -> Any:
         y = tf.while_loop(lambda y: tf.reduce_sum(y) < 50.0, lambda y: [step(y)], [x])[0]
         return tf.identity(step(y) + scale(x)[1], "y")
 
+    network = tf.function(compute, input_signature=[tf.TensorSpec([2, 3], tf.float32, "x")])
     graph_def = network.get_concrete_function().graph.as_graph_def()
     graph = graphdef.decode(graph_def.SerializeToString()).with_endpoints(["x"], ["y"])
     after = rewrite(graph, "inline_functions remove_unused_functions")

@@ -36,8 +36,8 @@ def towers(draw: st.DrawFn) -> Graph:
             nodes.append(constant(f"b{number}", random.uniform(-1, 1, channels[source]).astype(np.float32)))
             inputs.append(Edge(f"b{number}"))
         elif kind == "AddV2":
-            shape = draw(st.sampled_from([(), (channels[source],), (1, 1, 1, channels[source])]))
-            nodes.append(constant(f"b{number}", random.uniform(-1, 1, shape).astype(np.float32)))
+            sizes = draw(st.sampled_from([(), (channels[source],), (1, 1, 1, channels[source])]))
+            nodes.append(constant(f"b{number}", random.uniform(-1, 1, sizes).astype(np.float32)))
             inputs.insert(draw(st.integers(0, 1)), Edge(f"b{number}"))
         elif kind != "Relu":
             stride = draw(st.sampled_from([1, 1, 2]))

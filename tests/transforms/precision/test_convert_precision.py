@@ -181,7 +181,7 @@ def test_outputs_stay_within_tolerance(runtime: str, to: str, weights_only: bool
 # Shape of x, further inputs and attributes of each op.
 NUMBERS = np.float32([[1, 2], [-3, 0.5]])
 IMAGE = (1, 4, 4, 2)
-WINDOW = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
+WINDOW: dict[str, object] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
 EXTRA: dict[str, tuple[tuple[int, ...], list[object], dict[str, object]]] = {
     "Conv2D": (IMAGE, [np.ones((3, 3, 2, 2), np.float32)], WINDOW),
     "DepthwiseConv2dNative": (IMAGE, [np.ones((3, 3, 2, 2), np.float32)], WINDOW),

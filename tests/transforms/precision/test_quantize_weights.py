@@ -31,7 +31,8 @@ def dequantize(graph: Graph) -> Floats:
     """Compute the output of Dequantize in float64."""
     quantized, low, high = (graph[edge.node].value.array for edge in graph["w"].inputs)
     step = (float(high) - float(low)) / 255
-    return (np.rint(float(low) / step) + quantized) * step
+    values: Floats = (np.rint(float(low) / step) + quantized) * step
+    return values
 
 
 @given(floats)
@@ -83,7 +84,7 @@ def test_zeros_are_quantized_exactly() -> None:
 )
 def test_range_is_smallest_that_includes_zero(values: list[float], low: float, high: float) -> None:
     after = quantize_weights(graph_of(values), minimum_size=1)
-    assert (after["w_quantized_min"].value.array, after["w_quantized_max"].value.array) == (low, high)
+    assert [float(after[f"w_quantized_{limit}"].value.array) for limit in ("min", "max")] == [low, high]
 
 
 @pytest.mark.parametrize(
