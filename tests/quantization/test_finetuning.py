@@ -490,6 +490,13 @@ def test_other_samples_than_those_of_the_training_judge_it(limit: int, sizes: tu
     assert not {*rows[0]} & {*rows[1]}
 
 
+def test_samples_of_the_training_do_not_judge_it() -> None:
+    result = qk.quantize(network(), lambda: iter(IMAGES[:8]), limit=8, runs=0, scheme=COARSE, finetune="layerwise")
+    assert result.report.fine_tuning is not None
+    assert result.report.fine_tuning.is_fine_tuned
+    assert result.report.fine_tuning.gain is None
+
+
 def test_the_gain_has_the_interval_of_the_differences() -> None:
     before, after = ([Loss(drop, 0.0, ERROR) for drop in drops] for drops in ((0.3, 0.5, 0.7), (0.1, 0.2, 0.6)))
     gain = MetricGain.of(before, after, [1, 1, 1], "3 samples")

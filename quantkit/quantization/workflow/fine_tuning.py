@@ -99,7 +99,13 @@ class _TuningProblem:
 
 
 def fine_tune(
-    model: Model, conversion: Conversion, data: Dataset, reference: FloatReference, options: Options
+    model: Model,
+    conversion: Conversion,
+    data: Dataset,
+    reference: FloatReference,
+    options: Options,
+    *,
+    is_held_out: bool,
 ) -> tuple[Conversion, FineTuning]:
     """Train weights and ranges of a calibrated model; return it unchanged if that brings no improvement.
 
@@ -110,6 +116,7 @@ def fine_tune(
         reference: float outputs of the samples that decide which file is better in the task's metric. With equal
             metrics, the calibrated model is kept.
         options: options of the caller.
+        is_held_out: True if these samples are not the training data, and can decide.
     """
     assert options.finetune is not None, "fine_tune is called with --finetune"
     start, budget = monotonic(), str(options.finetune)
@@ -131,7 +138,7 @@ def fine_tune(
         tuned = apply_values(problem.conversion, problem.simulation, trained.simulator.variables, trained.values)
         is_better, gain = trained.after < trained.before, None
         reason = trained.stopped or ("" if is_better else "the loss on held-out samples did not fall")
-        if is_better and len(reference):
+        if is_better and is_held_out and len(reference):
             options.on_progress(Progress("comparing with the calibrated model", 0))
             before, after = (_measure_losses(each, reference) for each in (conversion, tuned))
             gain = MetricGain.of(before, after, list(map(len, reference.classes)), reference.source)

@@ -126,7 +126,8 @@ class LabeledFeeds:
 
     def _check_rejected(self, rejected: Mapping[str, str], total: int) -> None:
         """Reject a dataset that is broken as a whole; single images and samples may be broken."""
-        if self.dataset.holds_images or len(rejected) <= min(max(1, MAX_REJECTED * total), total - 1):
+        is_usable = len(rejected) <= min(max(1, MAX_REJECTED * total), total - 1)
+        if not rejected or self.dataset.holds_images or is_usable:
             return
         name, reason = next(iter(rejected.items()))
         raise InputError(
