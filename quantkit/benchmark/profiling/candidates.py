@@ -6,7 +6,6 @@ from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Self
 
 import numpy as np
 
@@ -64,8 +63,8 @@ def profile_candidates(
     return replace(profile, reasons=find_reasons(profile, machine, remedies))
 
 
-class AlternatingProfiles:
-    """Profiles of candidates in undisturbed calls, each in one process for all rounds; a context manager.
+class AlternatingProfiles(TracedModels):
+    """Profiles of candidates in undisturbed calls, each in one process for all rounds.
 
     Args:
         original: candidate with the original graph.
@@ -73,12 +72,9 @@ class AlternatingProfiles:
     """
 
     def __init__(self, original: Candidate, seconds: float = inf) -> None:
-        self._original, self._models = original, TracedModels(seconds)
+        super().__init__(seconds)
+        self._original = original
         self._layers: LayerNames | None = None
-
-    def start(self, candidates: Sequence[Candidate]) -> None:
-        """Start the processes of candidates, which `measure` opens."""
-        self._models.start(candidates)
 
     def measure(self, candidates: Sequence[Candidate], rounds: int, seconds: float) -> list[tuple[ModelProfile, ...]]:
         """Measure the time of the layers of alternating candidates.
@@ -91,7 +87,7 @@ class AlternatingProfiles:
         Raises:
             UnavailableError: the runtime of a candidate cannot run it, or does not measure the time of ops.
         """
-        repetitions = self._models.trace(candidates, rounds, seconds)
+        repetitions = self.trace(candidates, rounds, seconds)
         if self._layers is None:
             self._layers = LayerNames(read_graph(self._original), repetitions[0][0].input_shapes)
         return [
@@ -110,14 +106,8 @@ class AlternatingProfiles:
         Raises:
             UnavailableError: the runtime of a candidate cannot run it.
         """
-        first, other = (np.quantile(each, UNDISTURBED, axis=1) for each in self._models.time(candidates, rounds, calls))
+        first, other = (np.quantile(each, UNDISTURBED, axis=1) for each in self.time(candidates, rounds, calls))
         return [float(ratio) for ratio in first / other]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._models.__exit__(*error)
 
 
 def _profile(candidate: Candidate, calls: TracedCalls, original: Graph, own: Graph) -> ModelProfile:

@@ -8,7 +8,7 @@ rounds. The form for several runtimes minimizes over all of them. Without a meas
 alone, except by the table of costs: the files are then the same on every machine.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -16,7 +16,6 @@ from statistics import fmean, geometric_mean, median
 from typing import Self
 
 from quantkit.benchmark.profiling import AlternatingProfiles, ModelProfile
-from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
@@ -138,7 +137,9 @@ class _FastForm:
         """
         graph, plan = self.conversion.graph, self.conversion.plan
         pairs = [(each, self.quantized[each.settings.runtime]) for each in self.floats]
-        for profiles, measured in zip(self._rounds, self._measure(pairs, rounds), strict=True):
+        self._profiles.start([each for pair in pairs for each in pair])  # the imports of all processes overlap
+        repetitions = [self._profiles.measure(pair, rounds, policy.PROFILE_SECONDS) for pair in pairs]
+        for profiles, measured in zip(self._rounds, repetitions, strict=True):
             for earlier, more in zip(profiles, measured, strict=True):
                 earlier += more
         models = [measure_costs(graph, plan, self.table, before, after) for before, after in self._rounds]
@@ -197,13 +198,6 @@ class _FastForm:
         self._profiles.start([other for _, other in pairs])
         calls = int(min(max(policy.PROFILE_SECONDS / self.latency, policy.MIN_CALLS), policy.MAX_CALLS))
         return [self._profiles.compare(pair, policy.PROFILE_ROUNDS, calls) for pair in pairs]
-
-    def _measure(
-        self, pairs: Sequence[tuple[Candidate, Candidate]], rounds: int
-    ) -> list[list[tuple[ModelProfile, ...]]]:
-        """Return the profiles of both models of each pair; the imports of all new processes overlap."""
-        self._profiles.start([each for pair in pairs for each in pair])
-        return [self._profiles.measure(pair, rounds, policy.PROFILE_SECONDS) for pair in pairs]
 
     def __enter__(self) -> Self:
         return self
