@@ -97,6 +97,8 @@ CASES = {
     "super_resolution_7_bits_per_tensor": Case("super_resolution", scheme={"weights": "qint8 symmetric reduce_range"}),
     "xfeat_7_bits_per_tensor": Case("xfeat", scheme={"weights": "qint8 symmetric reduce_range"}),
     "ultraface_7_bits_per_tensor": Case("ultraface", scheme={"weights": "qint8 symmetric reduce_range"}),
+    "fastestdet_7_bits_per_tensor": Case("fastestdet", scheme={"weights": "qint8 symmetric reduce_range"}),
+    "stories260k_7_bits_per_tensor": Case("stories260k", scheme={"weights": "qint8 symmetric reduce_range"}),
     "kwt1_7_bits_per_tensor": Case("kwt1", scheme={"weights": "qint8 symmetric reduce_range"}),
     "inception_v3": Case("inception_v3"),
 }

@@ -13,6 +13,7 @@ import pytest
 import quantkit as qk
 from quantkit.distribution import install_command
 from quantkit.errors import QuantkitError, UnavailableError, UsageError
+from quantkit.formats.onnx import decode
 from quantkit.formats.state_files import write_state
 from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import Array, DType, Shape
@@ -45,6 +46,8 @@ from quantkit.quantization.workflow.options import Options
 from quantkit.runtimes import open_session
 from quantkit.runtimes.availability import Availability
 from quantkit.runtimes.tensorflow_library import import_tensorflow
+
+onnx = pytest.importorskip("onnx")
 
 pytestmark = pytest.mark.engine
 TARGETS = ("onnx", "tensorflow", "eightbit", "litert")
@@ -514,6 +517,43 @@ def test_the_layerwise_fit_ends_with_the_time_budget(tmp_path: Path) -> None:
     trained = tune_layers(run, run.simulator.simulation, {}, seconds=35)
     assert trained.stopped == "time budget exhausted after 2 of 3 layers"
     assert trained.after < trained.before
+
+
+def test_the_layerwise_fit_has_layers_of_sequences() -> None:
+    random = np.random.default_rng(2)
+    sizes = np.exp(random.uniform(-2, 1, 12))
+    weights = [random.normal(0, 0.3, shape) * size for shape, size in (((8, 12), sizes), ((12, 6), 1))]
+    helper, tensor_type = onnx.helper, onnx.TensorProto.FLOAT
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w1"], ["first"]),
+            helper.make_node("Relu", ["first"], ["relu"]),
+            helper.make_node("MatMul", ["relu", "w2"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", tensor_type, ["n", 10, 8])],
+        [helper.make_tensor_value_info("y", tensor_type, ["n", 10, 6])],
+        [
+            onnx.numpy_helper.from_array(np.float32(array), name)
+            for name, array in zip(("w1", "w2"), weights, strict=True)
+        ],
+    )
+    model = decode(helper.make_model(graph).SerializeToString())
+    sequences = random.normal(0, 1, (80, 10, 8)).astype(np.float32)
+    result = qk.quantize(model, sequences, runs=0, scheme=COARSE, finetune="layerwise")
+    tuning = result.report.fine_tuning
+    assert tuning is not None
+    assert tuning.steps == 2
+    assert tuning.is_fine_tuned, tuning.reason
+
+
+def test_integer_outputs_have_no_part_in_the_loss() -> None:
+    axis = constant("axis", np.int32(1))
+    classes = Node("classes", "ArgMax", ("y", "axis"), attrs={**FLOAT, "Tidx": DType.INT32, "output_type": DType.INT64})
+    graph = Graph.of([*network().nodes.values(), axis, classes], ["x"], ["y", "classes"])
+    result = qk.quantize(graph, IMAGES, runs=0, scheme=COARSE, finetune=2)
+    assert result.report.fine_tuning is not None
+    assert result.report.fine_tuning.steps == 2
 
 
 def test_doubtful_samples_have_larger_weights() -> None:

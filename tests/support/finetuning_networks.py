@@ -12,16 +12,35 @@
   that enlarges them, with the photographs as target. Calibration uses other photographs than the evaluation.
 - `kwt1`, `ultraface`, `xfeat`: recordings of commands, faces and key points, of ``../shared/onnx_models``. Every other
   sample is held out.
+- `fastestdet`: photographs with objects, of ``../shared/onnx_models``. Every other photograph is held out; the metric
+  compares the boxes of a file with those of the float model, class by class.
+- `stories260k`: a language model, of ``../shared/onnx_models``. Every other story is held out; the metric is the
+  fraction of the positions with the most likely token of the float model.
 - `inception_v3`: the stand-in of the 2015 release, with crops of its photographs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx_networks import MEAN, NETWORKS, PHOTOGRAPHS, STD, OnnxNetwork, orientations, read, resize
+from onnx_networks import (
+    MEAN,
+    NETWORKS,
+    PHOTOGRAPHS,
+    STD,
+    OnnxNetwork,
+    Run,
+    f1_sums,
+    open_onnxruntime,
+    orientations,
+    ratio,
+    read,
+    resize,
+    sigmoid,
+    suppress,
+)
 from PIL import Image
 
 from quantkit.ir.tensor import Array
@@ -41,6 +60,10 @@ BLOCKS = ((1, 8, 1, 1), (6, 12, 2, 2), (6, 16, 3, 2), (6, 24, 3, 1), (6, 32, 2, 
 SEPARABLE = ((24, 1), (48, 2), (48, 1), (80, 2), (80, 1), (96, 1))
 # Size of the reduced photographs, and the border of the enlarged ones without target, in pixels.
 SMALL_SIDE, BORDER = 224, 6
+# Tokens of a sample of the language model.
+NUM_TOKENS = 64
+# Score of the boxes that count, and their largest overlap.
+BOX_SCORE, BOX_OVERLAP = 0.6, 0.5
 
 
 @dataclass(frozen=True)
@@ -274,6 +297,66 @@ def xfeat(build: Path) -> Problem:
     return Problem(model, calibration, held_out, None, {}, has_classes=False, network=network)
 
 
+def fastestdet(build: Path) -> Problem:
+    from onnx_networks import FOLDER, fastestdet_feeds, objects
+
+    samples = [fastestdet_feeds(PHOTOGRAPHS / name)["input.1"] for name in objects()]
+    network = compare_samples(
+        "fastestdet", "input.1", samples[1::2], lambda *maps: f1_sums(*map(fastestdet_boxes, maps))
+    )
+    calibration, held_out = np.concatenate(samples[::2]), np.concatenate(samples[1::2])
+    model = str(FOLDER / "fastestdet.onnx")
+    return Problem(model, calibration, held_out, None, {}, has_classes=False, network=network)
+
+
+def fastestdet_boxes(output: Array) -> Array:
+    """Return the boxes (n, 4) of an output (1, 85, h, w); boxes of other classes are far away from each other."""
+    height, width = output.shape[2:]
+    maps = output.reshape(85, -1)
+    scores, classes = maps[0] ** 0.6 * maps[5:].max(0) ** 0.4, maps[5:].argmax(0)
+    rows, columns = np.divmod(np.arange(height * width), width)
+    centres = np.stack([(columns + np.tanh(maps[1])) / width, (rows + np.tanh(maps[2])) / height], 1)
+    sizes = sigmoid(maps[3:5].T)
+    boxes = np.concatenate([centres - sizes / 2, centres + sizes / 2], 1) + 100 * classes[:, None]
+    boxes, scores = boxes[scores > BOX_SCORE], scores[scores > BOX_SCORE]
+    result: Array = boxes[suppress(boxes, scores, BOX_OVERLAP)]
+    return result
+
+
+def stories260k(build: Path) -> Problem:
+    from onnx_networks import FOLDER, stories
+
+    def cut(part: int) -> list[Array]:
+        starts = ((story, start) for story in stories()[part::2] for start in range(0, story.shape[1], NUM_TOKENS))
+        return [story[:, start : start + NUM_TOKENS] for story, start in starts if start + NUM_TOKENS < story.shape[1]]
+
+    samples, others = cut(0), cut(1)
+    network = compare_samples("stories260k", "tokens", others, count_equal_tokens)
+    calibration, held_out = np.concatenate(samples), np.concatenate(others)
+    model = str(FOLDER / "stories260k.onnx")
+    return Problem(model, calibration, held_out, None, {}, has_classes=False, network=network)
+
+
+def count_equal_tokens(expected: Array, actual: Array) -> tuple[float, float]:
+    """Return the number of positions with the same most likely token, and of all."""
+    equal = expected.argmax(-1) == actual.argmax(-1)
+    return float(equal.sum()), equal.size
+
+
+def compare_samples(
+    name: str, feed: str, samples: Sequence[Array], compare: Callable[[Array, Array], tuple[float, float]]
+) -> OnnxNetwork:
+    """Return a network whose metric compares its first output with that of the float model."""
+    path, network = NETWORKS[name].path, NETWORKS[name]
+
+    def evaluate(run: Run) -> Array:
+        runs = open_onnxruntime(path), run
+        pairs = ([next(iter(each({feed: sample}).values())) for each in runs] for sample in samples)
+        return np.array([compare(*outputs) for outputs in pairs], np.float64)
+
+    return replace(network, evaluate=evaluate, metric="agreement with the float model", score=ratio)
+
+
 def inception_v3(build: Path) -> Problem:
     paths = sorted(PHOTOGRAPHS.glob("*.jpg"))
     calibration = np.stack([crop for path in paths[: 4 * len(paths) // 5] for crop in photograph_crops(path, 1)])
@@ -302,6 +385,8 @@ PROBLEMS: Mapping[str, Callable[[Path], Problem]] = {
         kwt1,
         ultraface,
         xfeat,
+        fastestdet,
+        stories260k,
         inception_v3,
     )
 }

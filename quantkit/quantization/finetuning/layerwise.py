@@ -41,6 +41,8 @@ DAMPING = 0.01
 FRACTIONS = np.linspace(1.0, 0.5, 26)
 # Repetitions of the rounding with the scale that the largest rounded weight implies.
 ATTEMPTS = 3
+# Products of matrices, with the attributes that transpose the first and the second one.
+PRODUCTS = {"MatMul": ("transpose_a", "transpose_b"), "BatchMatMulV2": ("adj_x", "adj_y")}
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,15 @@ class _Layer:
     def is_depthwise(self) -> bool:
         return self.node.op == "DepthwiseConv2dNative"
 
+    @property
+    def is_transposed(self) -> bool:
+        """True if the layer multiplies by its transposed weights."""
+        return bool(self.node.attrs.get(PRODUCTS[self.node.op][1]))
+
     def matrices(self, weights: Array) -> Doubles:
         """Return weights in TensorFlow's layout as matrices (g, d, c), one for each group of input channels."""
-        if self.node.op == "MatMul":
-            matrix = weights.T if self.node.attrs.get("transpose_b") else weights
-            return np.asarray(matrix, np.float64)[None]
+        if self.node.op in PRODUCTS:
+            return np.asarray(weights.T if self.is_transposed else weights, np.float64)[None]
         height, width, channels, last = weights.shape
         if self.is_depthwise:
             return np.asarray(weights, np.float64).reshape(height * width, channels, last).transpose(1, 0, 2)
@@ -73,8 +79,8 @@ class _Layer:
 
     def weights(self, matrices: Doubles, shape: tuple[int, ...]) -> Array:
         """Return the weights of matrices; the inverse of `matrices`."""
-        if self.node.op == "MatMul":
-            matrix: Array = matrices[0].T if self.node.attrs.get("transpose_b") else matrices[0]
+        if self.node.op in PRODUCTS:
+            matrix: Array = matrices[0].T if self.is_transposed else matrices[0]
             return matrix
         return np.asarray(matrices.transpose(1, 0, 2) if self.is_depthwise else matrices).reshape(shape)
 
@@ -87,8 +93,8 @@ class _Layer:
             shape: shape of the weights.
             count: largest number of rows of each sample; they are evenly distributed.
         """
-        if self.node.op == "MatMul":
-            return inputs[None]
+        if self.node.op in PRODUCTS:
+            return _spread(inputs.reshape(-1, inputs.shape[-1]), count * len(inputs))[None]
         # Patches of all samples together would need kh * kw times the memory of the input.
         patches = (
             _patches(tf, self.node, image[None], shape).reshape(-1, shape[0] * shape[1], shape[2]) for image in inputs
@@ -219,15 +225,17 @@ def _find_layers(simulation: Simulation) -> list[_Layer]:
     for trainable in simulation.trainables:
         uses = simulation.uses[trainable.name]
         consumers = [use.node for use in graph.node_uses.get(uses[0].node, ())]
-        if len(uses) == len(consumers) == 1 and trainable.spec is not None and _is_supported(graph, consumers[0]):
+        is_own = len(uses) == len(consumers) == 1 and trainable.spec is not None
+        if is_own and _is_supported(consumers[0], graph[uses[0].node]):
             layers.append(_Layer(consumers[0], trainable, biases.get(trainable.name, "")))
     position = {name: number for number, name in enumerate(graph.order)}
     return sorted(layers, key=lambda layer: position[layer.node.name])
 
 
-def _is_supported(graph: Graph, node: Node) -> bool:
-    if node.op == "MatMul":
-        return not node.attrs.get("transpose_a")
+def _is_supported(node: Node, weights: Node) -> bool:
+    if node.op in PRODUCTS:
+        is_second = node.inputs[1].node == weights.name and weights.value.array.ndim == 2
+        return is_second and not node.attrs.get(PRODUCTS[node.op][0])
     return node.op in ("Conv2D", "DepthwiseConv2dNative") and node.attrs.get("data_format", b"NHWC") == b"NHWC"
 
 
@@ -285,7 +293,7 @@ def _observe(
 
 def _is_whole(layer: _Layer, inputs: Array, shape: tuple[int, ...]) -> bool:
     """Return True if a layer uses all input channels for each output: a grouped convolution does not."""
-    return inputs.ndim == 2 if layer.node.op == "MatMul" else inputs.shape[-1] == shape[2]
+    return layer.node.op in PRODUCTS or inputs.shape[-1] == shape[2]
 
 
 def _with_values(source: Graph, tensors: Mapping[str, Tensor]) -> Graph:

@@ -287,7 +287,8 @@ def _keep_float_outputs(simulation: Simulation, store: SampleStore) -> Simulatio
 
 
 def _choose_objective(reference: FloatReference, store: SampleStore, features: Edge | None) -> Objective:
-    """Return the distance that suits the outputs of the float model."""
+    """Return the distance that suits the float outputs of the float model."""
+    store.select_outputs(np.float32)
     runs = [store.read([run])[1] for run in range(min(len(store), OBSERVED_RUNS))]
     if not reference.has_class_scores:
         return Objective(VALUES, tuple(np.mean([list(map(_power, run)) for run in runs], 0).tolist()))
