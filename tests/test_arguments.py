@@ -163,7 +163,7 @@ def test_classify_takes_images_of_pillow(mode: str) -> None:
     from PIL import Image
 
     with Image.open(ASSETS / "digit_3.png") as image:
-        converted = image.convert(mode)
+        converted: Any = image.convert(mode)
     (best, *_) = qk.classify(converted, "digits", runtime="reference")
     assert best.label == "3"
     assert qk.classify([converted, converted], "digits", runtime="reference")[1][0].label == "3"

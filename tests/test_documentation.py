@@ -100,7 +100,7 @@ def write_inputs(folder: Path) -> None:
     with np.load(ROOT / "assets" / "digits_heldout.npz") as held_out:
         images, labels = held_out["images"][:80, ..., 0], held_out["labels"][:80]
     examples = (
-        example(image__encoded=[encode_png(image)], image__class__label=np.int64([label]))
+        example(image__encoded=[encode_png(image)], image__class__label=np.array([label], np.int64))
         for image, label in zip(images[:40], labels, strict=False)
     )
     write_records(folder / "digits.tfrecord", examples)

@@ -94,7 +94,7 @@ def photograph_source(
 
 
 def luminance(pixels: Array) -> Array:
-    result: Array = (pixels @ np.float32([0.299, 0.587, 0.114]))[..., None] / 255
+    result: Array = (pixels @ np.array([0.299, 0.587, 0.114], np.float32))[..., None] / 255
     return result
 
 

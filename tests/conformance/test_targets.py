@@ -177,6 +177,7 @@ def test_layers_are_quantized_and_the_rest_has_a_reason(case: Case, target: Targ
     assert all({**plan.float_fallbacks, **reasons}.values())
     assert graph.dialect == target.dialect
     counts = census(case.graph, plan, graph)
+    assert counts.int8_fraction is not None
     assert counts.int8_fraction > 0.8
     assert 2 <= counts.boundaries <= 9  # at least the input and the output
 

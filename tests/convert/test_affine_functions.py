@@ -38,10 +38,10 @@ def test_a_product_of_concatenated_inputs_has_a_matrix_for_each(shapes: Mapping[
     assert function is not None
     np.testing.assert_array_equal(function.weights[Edge("x")], WEIGHTS[:2])
     np.testing.assert_array_equal(function.weights[Edge("h")], WEIGHTS[2:])
-    np.testing.assert_array_equal(function.bias, np.float32([0.5, -0.5]))
+    np.testing.assert_array_equal(function.bias, np.array([0.5, -0.5], np.float32))
     columns = function.columns(slice(1, 2))
     np.testing.assert_array_equal(columns.weights[Edge("h")], WEIGHTS[2:, 1:])
-    np.testing.assert_array_equal(columns.bias, np.float32([-0.5]))
+    np.testing.assert_array_equal(columns.bias, np.array([-0.5], np.float32))
 
 
 @pytest.mark.parametrize("shapes", [{}, {"x": Shape((None, 2)), "h": Shape((None, 2))}, {"h": Shape((3,))}])

@@ -87,7 +87,7 @@ def test_litert_computes_exchanged_variables(tmp_path: Path, monkeypatch: pytest
     if not all(runtime.ok for runtime in runtimes):
         pytest.skip(" ".join(runtime.detail for runtime in runtimes))
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path))
-    x = np.float32([1, -2])
+    x = np.array([1, -2], np.float32)
     with open_session(from_text(FUNCTIONS), "litert") as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], 2 * x - x + 2)
     with open_session(from_text(FLAGS), "litert") as session:

@@ -126,5 +126,5 @@ def test_boxes_are_suppressed_and_padded(count: int, fill: tuple[str, ...]) -> N
     ]
     constants = [array("zero", [0]), array("two", [2]), array("count", [count]), array("overlap", [0.5], np.float32)]
     constants.append(array("seven", 7))
-    corners = np.float32([[0, 0, 1, 1], [0, 0, 1, 0.9], [2, 2, 3, 3], [2, 2.1, 3, 3], [5, 5, 6, 6]])
+    corners = np.array([[0, 0, 1, 1], [0, 0, 1, 0.9], [2, 2, 3, 3], [2, 2.1, 3, 3], [5, 5, 6, 6]], np.float32)
     check(read(nodes, [info("y", None, None, dtype=INT64)], constants), corners)

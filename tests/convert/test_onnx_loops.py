@@ -76,7 +76,7 @@ def test_loops_in_functions_have_separate_lists() -> None:
 def test_tf2onnx_converts_two_loops_that_share_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTKIT_CACHE", str(tmp_path))
     graph = from_text(TWO_LOOPS)
-    x = np.float32([1, -3])
+    x = np.array([1, -3], np.float32)
     converted = onnx.decode(convert_by_tf2onnx(graph))
     with open_session(graph, "tensorflow") as expected, open_session(converted, "onnxruntime") as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], expected.run({"x": x})["y"])

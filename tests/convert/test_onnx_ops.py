@@ -54,14 +54,14 @@ GRU = (Weights(random(1, 12, 3)), Weights(random(1, 12, 4)), Weights(random(1, 2
 TWO_GRU = tuple(Weights(np.concatenate([part.array, -part.array])) for part in GRU)
 TWO = {"hidden_size": 4, "outputs": 2, "direction": b"bidirectional"}
 NEAREST = {"mode": b"nearest", "coordinate_transformation_mode": b"asymmetric", "nearest_mode": b"floor"}
-SCALES = Weights(np.float32([1, 1, 2, 3]))
+SCALES = Weights(np.array([1, 1, 2, 3], np.float32))
 
 # (op type, inputs, attributes); attribute "outputs" is the number of outputs
 CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     *((op, (np.round(ROWS), np.round(random(5))), {}) for op in ("Equal", "Greater", "GreaterOrEqual")),
     *((op, (np.round(ROWS), np.round(random(5))), {}) for op in ("Less", "LessOrEqual")),
     *((op, FLAGS, {}) for op in ("And", "Or", "Xor")),
-    *((op, (np.float32([np.inf, np.nan, 1]),), {}) for op in ("IsInf", "IsNaN")),
+    *((op, (np.array([np.inf, np.nan, 1], np.float32),), {}) for op in ("IsInf", "IsNaN")),
     *((op, (ROWS,), {}) for op in ("Asinh", "Atan", "Cos", "Cosh", "Sin", "Sinh", "Tan", "Erf", "Round", "Sign")),
     *((op, (random(4, low=-0.9, high=0.9),), {}) for op in ("Acos", "Asin", "Atanh")),
     *((op, (ROWS, Const([0])), {"keepdims": 0}) for op in ("ReduceL2", "ReduceProd", "ReduceSumSquare")),
@@ -69,36 +69,36 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("Not", FLAGS[:1], {}),
     ("Where", (ROWS > 0, ROWS, random(5)), {}),
     ("Mean", (ROWS, random(5), random(3, 1)), {}),
-    ("Div", (np.int64([7, -7, 6]), np.int64([2, 2, -4])), {}),
-    ("Mod", (np.int64([7, -7, 6]), np.int64([3, 3, -4])), {}),
+    ("Div", (np.array([7, -7, 6], np.int64), np.array([2, 2, -4], np.int64)), {}),
+    ("Mod", (np.array([7, -7, 6], np.int64), np.array([3, 3, -4], np.int64)), {}),
     ("Mod", (random(6), random(6) + 3), {"fmod": 1}),
-    ("Pow", (random(4, low=0.5), np.int64([2, 3, 0, 1])), {}),
+    ("Pow", (random(4, low=0.5), np.array([2, 3, 0, 1], np.int64)), {}),
     ("PRelu", (IMAGE, Weights(random(4, 1, 1))), {}),
     *((op, (4 * IMAGE,), attrs) for op, attrs in (("Mish", {}), ("Celu", {}), ("Celu", {"alpha": 0.3}))),
-    ("Clip", (np.int64([-3, 2, 9]), Const([0]), Const([5])), {}),
+    ("Clip", (np.array([-3, 2, 9], np.int64), Const([0]), Const([5])), {}),
     ("Softmax", (IMAGE,), {"axis": 2}),
     ("Softmax", (SIGNAL,), {"axis": 0}),
     ("Cast", (ROWS,), {"to": 7}),
-    ("CastLike", (ROWS, Open(np.int64([1]))), {}),
+    ("CastLike", (ROWS, Open(np.array([1], np.int64))), {}),
     ("CastLike", (Const([1, 2]), Open(ROWS)), {}),
     ("Shape", (Open(IMAGE),), {}),
     ("Shape", (Open(IMAGE),), {"start": 1, "end": 3}),
     ("Size", (Open(IMAGE),), {}),
-    ("ConstantOfShape", (np.int64([2, 3]),), {"value": Tensor.of(np.float32([1.5]))}),
-    ("Expand", (Open(random(3, 1)), np.int64([2, 1, 4])), {}),
+    ("ConstantOfShape", (np.array([2, 3], np.int64),), {"value": Tensor.of(np.array([1.5], np.float32))}),
+    ("Expand", (Open(random(3, 1)), np.array([2, 1, 4], np.int64)), {}),
     ("Expand", (random(3, 1), Const([2, 3, 4])), {}),
-    ("Expand", (np.float32([3]), np.int64([2, 4])), {}),
+    ("Expand", (np.array([3], np.float32), np.array([2, 4], np.int64)), {}),
     ("Range", (np.array(1, np.int64), np.array(9, np.int64), np.array(3, np.int64)), {}),
-    ("Tile", (Open(ROWS), np.int64([2, 1])), {}),
+    ("Tile", (Open(ROWS), np.array([2, 1], np.int64)), {}),
     ("Gather", (ROWS, Const([-1, 0])), {"axis": 1}),
-    ("Gather", (Open(ROWS), np.int64([[2, -3], [-1, 0]])), {"axis": 0}),
-    ("GatherND", (ROWS, np.int64([[0, 1], [2, 4]])), {}),
-    ("ScatterND", (ROWS, np.int64([[2], [0]]), random(2, 5)), {}),
-    ("ScatterND", (ROWS, np.int64([[2], [2]]), random(2, 5)), {"reduction": b"add"}),
+    ("Gather", (Open(ROWS), np.array([[2, -3], [-1, 0]], np.int64)), {"axis": 0}),
+    ("GatherND", (ROWS, np.array([[0, 1], [2, 4]], np.int64)), {}),
+    ("ScatterND", (ROWS, np.array([[2], [0]], np.int64), random(2, 5)), {}),
+    ("ScatterND", (ROWS, np.array([[2], [2]], np.int64), random(2, 5)), {"reduction": b"add"}),
     ("Gather", (Open(ROWS), Const([-1, 0])), {"axis": -1}),
-    ("GatherND", (Open(ROWS), np.int64([[0, -1], [-2, 4]])), {}),
-    ("GatherND", (IMAGE, np.int64([[[0, -1], [2, 4]], [[1, 2], [-4, -6]]])), {"batch_dims": 1}),
-    ("GatherND", (Open(IMAGE), np.int64([[[[1]] * 4] * 2])[0]), {"batch_dims": 2}),
+    ("GatherND", (Open(ROWS), np.array([[0, -1], [-2, 4]], np.int64)), {}),
+    ("GatherND", (IMAGE, np.array([[[0, -1], [2, 4]], [[1, 2], [-4, -6]]], np.int64)), {"batch_dims": 1}),
+    ("GatherND", (Open(IMAGE), np.array([[[[1]] * 4] * 2], np.int64)[0]), {"batch_dims": 2}),
     *(
         ("GatherElements", (kind(IMAGE), np.argsort(IMAGE, axis) - offset), {"axis": axis})
         for kind in (Open, np.array)
@@ -106,8 +106,12 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ),
     ("GatherElements", (ROWS, Const([[-1, 0], [2, 1]])), {}),
     ("GatherElements", (Open(ROWS), Const([[-1, 0], [2, 1]])), {"axis": 1}),
-    ("GatherElements", (np.arange(4) > 1, np.int32([3, -4, 0])), {}),
-    ("GatherElements", (np.arange(24).reshape(1, 2, 3, 1, 4), np.int64([[[[[1, -4]]], [[[0, 3]]]]])), {"axis": 4}),
+    ("GatherElements", (np.arange(4) > 1, np.array([3, -4, 0], np.int32)), {}),
+    (
+        "GatherElements",
+        (np.arange(24).reshape(1, 2, 3, 1, 4), np.array([[[[[1, -4]]], [[[0, 3]]]]], np.int64)),
+        {"axis": 4},
+    ),
     *(
         ("ScatterElements", (kind(array), kind(REPEATED), kind((4 * random(2, 4, 6, 3)).astype(array.dtype))), attrs)
         for kind in (Open, np.array)
@@ -116,14 +120,14 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ),
     ("ScatterElements", (IMAGE, Const(np.argsort(IMAGE, 1)[:1] - 4), random(1, 4, 6, 8)), {"axis": 1}),
     ("ScatterElements", (Open(IMAGE), np.argsort(IMAGE, 2)[:, :, :4], random(2, 4, 4, 8)), {"axis": -2}),
-    ("ScatterElements", (np.arange(4) > 1, np.int32([3, -4]), np.array([False, True])), {}),
-    ("ScatterND", (ROWS, np.int64([[2, -1], [-3, 0]]), random(2)), {}),
+    ("ScatterElements", (np.arange(4) > 1, np.array([3, -4], np.int32), np.array([False, True])), {}),
+    ("ScatterND", (ROWS, np.array([[2, -1], [-3, 0]], np.int64), random(2)), {}),
     ("ScatterND", (ROWS, Const([[-1], [0]]), random(2, 5)), {"reduction": b"min"}),
-    ("ScatterND", (ROWS, np.int64([[2], [2]]), random(2, 5)), {"reduction": b"mul"}),
-    ("ScatterND", (Open(ROWS), np.int64([[2, 0], [2, 0]]), random(2)), {"reduction": b"mul"}),
+    ("ScatterND", (ROWS, np.array([[2], [2]], np.int64), random(2, 5)), {"reduction": b"mul"}),
+    ("ScatterND", (Open(ROWS), np.array([[2, 0], [2, 0]], np.int64), random(2)), {"reduction": b"mul"}),
     ("Slice", (Open(ROWS), Const([1]), Const([9]), Const([1]), Const([2])), {}),
     ("Slice", (ROWS, Const([-1, 4]), Const([-99, 0]), Const([0, 1]), Const([-1, -2])), {}),
-    ("Slice", (ROWS, np.int64([1]), np.int64([-1]), Const([1])), {}),
+    ("Slice", (ROWS, np.array([1], np.int64), np.array([-1], np.int64), Const([1])), {}),
     ("Slice", (Open(ROWS), Const([1]), Const([1_000_000_000]), Const([0])), {}),
     ("Slice", (Open(ROWS), Const([-(2**63), -(2**63)]), Const([-1, 2**63 - 1])), {}),
     ("ArgMax", (ROWS,), {"axis": 1, "keepdims": 0}),
@@ -180,7 +184,7 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("Squeeze", (Open(random(2, 1, 3, 1)), Const([1, 3])), {}),
     ("Unsqueeze", (Open(ROWS), Const([0, -1])), {}),
     ("Reshape", (Open(SIGNAL), Const([0, -1, 1, 3])), {}),
-    ("Reshape", (Open(SIGNAL), np.int64([3, -1])), {}),
+    ("Reshape", (Open(SIGNAL), np.array([3, -1], np.int64)), {}),
 ]
 
 

@@ -48,9 +48,9 @@ def ints(*values: int, dtype: Any = np.int32) -> Array:
 
 
 ROWS, IMAGE, VOLUME = random(3, 5), random(2, 6, 8, 4), random(1, 4, 5, 6, 2)
-SPECIAL = np.float32([np.inf, -np.inf, np.nan, 0, -1.5])
-BOXES = np.float32([[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, -0.1, 1, 0.9], [0, 10, 1, 11], [0, 10.1, 1, 11.1]])
-SCORES = np.float32([0.9, 0.75, 0.6, 0.95, 0.5])
+SPECIAL = np.array([np.inf, -np.inf, np.nan, 0, -1.5], np.float32)
+BOXES = np.array([[0, 0, 1, 1], [0, 0.1, 1, 1.1], [0, -0.1, 1, 0.9], [0, 10, 1, 11], [0, 10.1, 1, 11.1]], np.float32)
+SCORES = np.array([0.9, 0.75, 0.6, 0.95, 0.5], np.float32)
 SIGNED = (ints(7, -7, 7, -7, 6), ints(3, 3, -3, -3, 3))
 IDS = Const([0, 0, 1, 3])
 WINDOW = {"ksize": (1, 2, 3, 2, 1), "strides": (1, 2, 2, 1, 1), "padding": b"SAME"}
@@ -83,7 +83,7 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     ("Gather", (ROWS, ints(2, 0)), {}),
     ("BroadcastTo", (random(3, 1), Const([2, 3, 4])), {}),
     ("BroadcastArgs", (ints(3, 1), ints(2, 1, 4)), {}),
-    ("BroadcastArgs", (np.zeros(0, np.int64), np.int64([2, 4])), {}),
+    ("BroadcastArgs", (np.zeros(0, np.int64), np.array([2, 4], np.int64)), {}),
     ("Tile", (ROWS, ints(2, 1)), {}),
     ("MirrorPad", (ROWS, Const([[1, 2], [0, 3]])), {"mode": b"REFLECT"}),
     ("PadV2", (ROWS, Const([[1, 2], [0, 3]]), Const(7, np.float32)), {}),
@@ -99,8 +99,15 @@ CASES: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = [
     *((op, (SPECIAL,), {}) for op in ("IsFinite", "IsInf", "IsNan")),
     *((op, SIGNED, {}) for op in ("FloorDiv", "FloorMod", "TruncateDiv", "Mod", "Div")),
     *((op, (random(6), random(6) + 3), {}) for op in ("FloorDiv", "FloorMod", "Mod", "RealDiv")),
-    *((op, (np.float32([1, 0, 2]), np.float32([0, 0, 4])), {}) for op in ("DivNoNan", "MulNoNan", "Xdivy")),
-    ("Atan2", (np.float32([1, -1, 1, -1, 0, 0, 1, -1, 0]), np.float32([1, 1, -1, -1, 1, -1, 0, 0, 0])), {}),
+    *(
+        (op, (np.array([1, 0, 2], np.float32), np.array([0, 0, 4], np.float32)), {})
+        for op in ("DivNoNan", "MulNoNan", "Xdivy")
+    ),
+    (
+        "Atan2",
+        (np.array([1, -1, 1, -1, 0, 0, 1, -1, 0], np.float32), np.array([1, 1, -1, -1, 1, -1, 0, 0, 0], np.float32)),
+        {},
+    ),
     ("AddN", (ROWS, -2 * ROWS, ROWS**2), {"N": 3}),
     ("AddN", (ROWS,), {"N": 1}),
     ("BiasAddV1", (ROWS, random(5)), {}),
@@ -256,7 +263,7 @@ def test_fourier_transforms_equal_those_of_numpy(op: str) -> None:
     placeholder = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 3, 16))})
     transform = Node("f", "RFFT", (Edge("x"), Edge("n")), attrs={"Treal": DType.FLOAT, "Tcomplex": DType.COMPLEX64})
     part = Node("y", op, (Edge("f"),), attrs={"T": DType.COMPLEX64, "Tout": DType.FLOAT})
-    graph = Graph.of([placeholder, constant("n", np.int32([16])), transform, part], ["x"], ["y"])
+    graph = Graph.of([placeholder, constant("n", np.array([16], np.int32)), transform, part], ["x"], ["y"])
     with find_runtime("onnxruntime").open(convert(graph)) as session:
         (result,) = session.run({"x": signal}).values()
     spectrum = np.fft.rfft(signal)

@@ -132,7 +132,7 @@ CASES: dict[str, Graph] = {
         node("y", "Sub", "offset", "scaled"),
     ),
     "padded": image_graph(
-        constant("pads", np.int32([[0, 0], [1, 2], [0, 1], [0, 0]])),
+        constant("pads", np.array([[0, 0], [1, 2], [0, 1], [0, 0]], np.int32)),
         node("padded", "Pad", "x", "pads"),
         FILTER,
         node("y", "Conv2D", "padded", "w", strides=(1, 2, 2, 1), padding=b"VALID"),

@@ -137,7 +137,7 @@ def test_quantized_weights_become_floats(cache: Path) -> None:
 
     nodes = [
         placeholder("x", None, 2),
-        constant("quantized", np.uint8([0, 255]), DType.QUINT8),
+        constant("quantized", np.array([0, 255], np.uint8), DType.QUINT8),
         constant("low", np.float32(0)),
         constant("high", np.float32(510)),
         Node(

@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # Tenso
 
 Build = Callable[..., Any]
 SIZE = 4
-X = np.float32([[1, 2, 3], [0, 1, 2]])
+X = np.array([[1, 2, 3], [0, 1, 2]], np.float32)
 ROWS = np.random.default_rng(1).normal(0, 1, (2, 5, 3)).astype(np.float32)
-LENGTHS = np.int32([2, 4])
+LENGTHS = np.array([2, 4], np.int32)
 REGIONS = ("Loop", "If", "LSTM", "GRU")
 KERAS_REGIONS = {"LSTM": 4, "GRU": 2, "Loop": 3}
 
@@ -219,7 +219,7 @@ def test_cleaned_graphs_have_the_same_recurrent_layers() -> None:
 
 def test_empty_sequences_keep_the_initial_state() -> None:
     graph = frozen(two_directions, True)
-    _compare(convert(graph), graph, {"x": ROWS, "lengths": np.int32([0, 3])})
+    _compare(convert(graph), graph, {"x": ROWS, "lengths": np.array([0, 3], np.int32)})
 
 
 @pytest.fixture(scope="module")

@@ -318,7 +318,9 @@ def test_records_of_images(tmp_path: Path) -> None:
     """The order of records does not depend on how they were written."""
     for shard in range(2):
         records = [
-            example(image__encoded=[b"image %d" % number], image__class__label=np.int64([10 * shard + number]))
+            example(
+                image__encoded=[b"image %d" % number], image__class__label=np.array([10 * shard + number], np.int64)
+            )
             for number in range(4)
         ]
         write_records(tmp_path / f"train-{shard}-of-2", records)

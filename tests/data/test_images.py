@@ -134,7 +134,7 @@ def test_a_transparent_palette_entry_becomes_white(kind: str) -> None:
 
 
 def test_16_bits_keep_the_high_byte() -> None:
-    values = np.uint16([[0, 255, 256], [0x1234, 0x80FF, 0xFFFF]])
+    values = np.array([[0, 255, 256], [0x1234, 0x80FF, 0xFFFF]], np.uint16)
     pixels = decode(encode(Image.fromarray(values), "PNG"), "deep", channels=1)
     assert pixels[..., 0].tolist() == [[0, 0, 1], [0x12, 0x80, 0xFF]]
 

@@ -227,7 +227,7 @@ def test_arrays_of_images_and_of_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, zlib.compress])
 def test_records_are_copied_to_other_shards(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    records = [example(image=[encode(pixels_of(number))], label=np.int64([number])) for number in range(6)]
+    records = [example(image=[encode(pixels_of(number))], label=np.array([number], np.int64)) for number in range(6)]
     path = write_records(tmp_path / "all.tfrecord", records)
     path.write_bytes(compress(path.read_bytes()))
     result = pack(tmp_path / "all.tfrecord", tmp_path / "shards", shard_size=700, keep_order=True, workers=1)

@@ -28,14 +28,14 @@ def pixels(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def test_resize_of_a_small_image_equals_tensorflow() -> None:
-    image = np.float32([[0, 30], [60, 90]])[:, :, None]
+    image = np.array([[0, 30], [60, 90]], np.float32)[:, :, None]
     # Written down from tf.compat.v1.image.resize_bilinear(image, (3, 3)).
     expected = [[0, 20, 30], [40, 60, 70], [60, 80, 90]]
     np.testing.assert_allclose(resize_bilinear(image, 3, 3)[..., 0], expected, rtol=1e-6)
 
 
 def test_half_pixel_centers_change_the_result() -> None:
-    row = np.float32([0, 8])[None, :, None]
+    row = np.array([0, 8], np.float32)[None, :, None]
     assert resize_bilinear(row, 1, 4)[0, :, 0].tolist() == [0, 4, 8, 8]
     assert resize_bilinear(row, 1, 4, half_pixel_centers=True)[0, :, 0].tolist() == [0, 2, 6, 8]
 
@@ -92,8 +92,8 @@ def test_crop_square_keeps_the_center() -> None:
 
 
 def test_normalize_by_channel() -> None:
-    values = normalize(np.uint8([[[10, 20, 30]]]), (10.0, 10.0, 10.0), (1.0, 2.0, 4.0))
-    np.testing.assert_array_equal(values, np.float32([[[0, 5, 5]]]))
+    values = normalize(np.array([[[10, 20, 30]]], np.uint8), (10.0, 10.0, 10.0), (1.0, 2.0, 4.0))
+    np.testing.assert_array_equal(values, np.array([[[0, 5, 5]]], np.float32))
 
 
 def test_prepare_crops_resizes_and_normalises() -> None:

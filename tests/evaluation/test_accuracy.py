@@ -62,11 +62,11 @@ def test_transformed_model_agrees_with_its_reference(folded: Graph) -> None:
 def test_sorted_folders_are_the_classes_of_a_model_without_labels(tmp_path: Path) -> None:
     nodes = (
         Node("pixels", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 2, 2, 1))}),
-        Node("axes", "Const", attrs=constant("axes", np.int32([1, 2])).attrs),
+        Node("axes", "Const", attrs=constant("axes", np.array([1, 2], np.int32)).attrs),
         Node("mean", "Mean", ("pixels", "axes")),
-        constant("weights", np.float32([[1, 0, -1]])),
+        constant("weights", np.array([[1, 0, -1]], np.float32)),
         Node("product", "MatMul", ("mean", "weights")),
-        constant("bias", np.float32([0, 0.5, 0])),
+        constant("bias", np.array([0, 0.5, 0], np.float32)),
         Node("scores", "BiasAdd", ("product", "bias")),
     )
     model = Graph.of(nodes, ["pixels"], ["scores"])
@@ -148,7 +148,7 @@ def test_input_may_be_uint8_with_channels_first(folded: Graph) -> None:
     pixels = Node("pixels", "Placeholder", attrs={"dtype": DType.UINT8, "shape": Shape((1, 1, 16, 16))})
     nodes = [
         pixels,
-        constant("perm", np.int32([0, 2, 3, 1])),
+        constant("perm", np.array([0, 2, 3, 1], np.int32)),
         Node("transposed", "Transpose", ("pixels", "perm"), attrs={"T": DType.UINT8, "Tperm": DType.INT32}),
         Node("float", "Cast", ("transposed",), attrs={"SrcT": DType.UINT8, "DstT": DType.FLOAT}),
         constant("centre", np.float32(128)),

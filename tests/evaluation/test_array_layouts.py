@@ -38,7 +38,7 @@ def tensorflow_model() -> Graph:
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, HEIGHT, WIDTH, 3))}),
         constant("filters", FILTERS),
         constant("projection", PROJECTION),
-        constant("shape", np.int32([-1, len(PROJECTION)])),
+        constant("shape", np.array([-1, len(PROJECTION)], np.int32)),
         Node("conv", "Conv2D", ("x", "filters"), attrs={**floats, "strides": (1, 1, 1, 1), "padding": b"SAME"}),
         Node("relu", "Relu", ("conv",), attrs=floats),
         Node("flat", "Reshape", ("relu", "shape"), attrs={**floats, "Tshape": DType.INT32}),

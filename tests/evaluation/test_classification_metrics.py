@@ -70,7 +70,7 @@ def test_different_class_counts_are_rejected() -> None:
 
 
 def test_softmax_is_applied_to_logits() -> None:
-    scores = np.float32([[1, 2, 3], [1000, 1000, -1000]])
+    scores = np.array([[1, 2, 3], [1000, 1000, -1000]], np.float32)
     probabilities = as_probabilities(scores)
     assert probabilities.sum(axis=1) == pytest.approx([1, 1])
     assert probabilities[1].tolist() == [0.5, 0.5, 0.0]
@@ -108,12 +108,15 @@ def test_a_model_at_chance_is_reported_and_a_working_one_is_not() -> None:
 @pytest.mark.parametrize(
     ("outputs", "expected"),
     [
-        (np.float32([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]), True),
-        (np.float32([[8, -3, -5], [-4, 1, 9]]), True),
-        (np.float32([[0.9, 0.8, 0.1], [0.2, 0.9, 0.5]]), False),  # sigmoid: several labels, or a reconstruction
-        (np.float32([[100, 50, 220, 180], [30, 10, 90, 70]]), False),  # boxes in pixels
+        (np.array([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]], np.float32), True),
+        (np.array([[8, -3, -5], [-4, 1, 9]], np.float32), True),
+        (
+            np.array([[0.9, 0.8, 0.1], [0.2, 0.9, 0.5]], np.float32),
+            False,
+        ),  # sigmoid: several labels, or a reconstruction
+        (np.array([[100, 50, 220, 180], [30, 10, 90, 70]], np.float32), False),  # boxes in pixels
         (np.random.default_rng(0).normal(0, 0.1, (5, 128)).astype(np.float32), False),  # embeddings
-        (np.int32([[1, 0], [0, 1]]), False),
+        (np.array([[1, 0], [0, 1]], np.int32), False),
     ],
 )
 def test_class_scores_differ_from_other_vectors(outputs: Array, expected: bool) -> None:

@@ -106,7 +106,7 @@ def test_scores_that_do_not_sum_to_one_are_not_probabilities(greys: list[Path]) 
 
 @pytest.mark.parametrize("shape", [(1, 2), (1, 1, 1, 2), (2,)])
 def test_dimensions_of_one_around_the_classes_are_ignored(greys: list[Path], shape: tuple[int, ...]) -> None:
-    scores = session(lambda batch: np.float32([0.25, 0.75]).reshape(shape), (1, 4, 4, 1), output=None)
+    scores = session(lambda batch: np.array([0.25, 0.75], np.float32).reshape(shape), (1, 4, 4, 1), output=None)
     (result,) = predictions(Classifier(scores, SMALL, LABELS), greys[:1])
     assert result[0].label == "light"
 

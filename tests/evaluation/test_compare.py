@@ -420,7 +420,7 @@ def test_command_compares_on_images(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_probabilities_have_no_outlier_channel() -> None:
-    bias = constant("bias", np.float32([50, 0, 0, 0, 0, 0]))
+    bias = constant("bias", np.array([50, 0, 0, 0, 0, 0], np.float32))
     louder = Node("louder", "AddV2", (Edge("layer_2"), Edge("bias")), attrs={"T": DType.FLOAT})
     sure = Node("sure", "Softmax", (Edge("louder"),), attrs={"T": DType.FLOAT})
     graph = Graph.of([*build_graph().nodes.values(), bias, louder, sure], ["x"], ["sure"])
@@ -482,7 +482,7 @@ def test_quantized_values_of_a_table_are_not_compared_with_its_rows() -> None:
 @pytest.mark.engine
 def test_values_before_a_division_by_moved_scales_are_compared() -> None:
     weights = np.random.default_rng(0).normal(0, 1, (4, 4)).astype(np.float32)
-    factors = np.float32([0.5, 2, 1, 4])
+    factors = np.array([0.5, 2, 1, 4], np.float32)
     first = onnx_graph([Node("h", "Tanh", ("x",)), Node("y", "MatMul", ("h", "w"))], w=weights)
     nodes = [
         Node("h/undivided", "Tanh", ("x",)),

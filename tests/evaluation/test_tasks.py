@@ -20,8 +20,8 @@ from quantkit.ir.graph import Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization.targets.diagnosis import find_plugin_problems
 
-BOXES = np.float32([[[0, 0, 2, 2], [4, 4, 6, 6], [8, 8, 9, 9]]])
-SCORES = np.float32([[[0.9, 0.1], [0.8, 0.2], [0.1, 0.7]]])
+BOXES = np.array([[[0, 0, 2, 2], [4, 4, 6, 6], [8, 8, 9, 9]]], np.float32)
+SCORES = np.array([[[0.9, 0.1], [0.8, 0.2], [0.1, 0.7]]], np.float32)
 MAPS = np.random.default_rng(0).normal(0, 1, (2, 3, 8, 8)).astype(np.float32)
 
 
@@ -74,8 +74,8 @@ def test_equal_outputs_have_score_1_and_other_outputs_less(task: str) -> None:
 
 
 def test_segmentation_is_the_mean_iou_of_the_classes() -> None:
-    expected = np.float32([0, 0, 1, 1]).reshape(1, 2, 2)
-    actual = np.float32([0, 1, 1, 1]).reshape(1, 2, 2)
+    expected = np.array([0, 0, 1, 1], np.float32).reshape(1, 2, 2)
+    actual = np.array([0, 1, 1, 1], np.float32).reshape(1, 2, 2)
     assert score("segmentation", {"y": expected}, {"y": actual}) == pytest.approx((1 / 2 + 2 / 3) / 2)
     channels_last = MAPS.transpose(0, 2, 3, 1)
     assert score("segmentation", {"y": MAPS}, {"y": -MAPS}) == pytest.approx(
@@ -84,10 +84,12 @@ def test_segmentation_is_the_mean_iou_of_the_classes() -> None:
 
 
 def test_regression_is_the_worst_coefficient_of_determination() -> None:
-    expected = {"a": np.float32([1, 2, 3]), "b": np.float32([0, 4])}
-    assert score("regression", expected, {"a": np.float32([1, 2, 4]), "b": np.float32([0, 4])}) == pytest.approx(0.5)
-    assert score("regression", expected, {"a": np.float32([9, 9, 9]), "b": np.float32([0, 4])}) == 0
-    assert score("regression", {"a": np.float32([[2]])}, {"a": np.float32([[1]])}) == 0.75
+    expected = {"a": np.array([1, 2, 3], np.float32), "b": np.array([0, 4], np.float32)}
+    assert score(
+        "regression", expected, {"a": np.array([1, 2, 4], np.float32), "b": np.array([0, 4], np.float32)}
+    ) == pytest.approx(0.5)
+    assert score("regression", expected, {"a": np.array([9, 9, 9], np.float32), "b": np.array([0, 4], np.float32)}) == 0
+    assert score("regression", {"a": np.array([[2]], np.float32)}, {"a": np.array([[1]], np.float32)}) == 0.75
 
 
 @pytest.mark.parametrize(
@@ -114,8 +116,8 @@ def test_detection_is_the_mean_average_precision() -> None:
 
 
 def test_language_is_the_ratio_of_the_perplexities_of_the_next_tokens() -> None:
-    ids, mask = np.int64([[0, 1, 1, 0]]), np.int64([[1, 1, 1, 0]])
-    half, rest = np.log(np.float64([[0.5, 0.5]])), np.log(np.float64([[0.75, 0.25]]))
+    ids, mask = np.array([[0, 1, 1, 0]], np.int64), np.array([[1, 1, 1, 0]], np.int64)
+    half, rest = np.log(np.array([[0.5, 0.5]], np.float64)), np.log(np.array([[0.75, 0.25]], np.float64))
     expected, actual = ({"y": np.repeat(row[None], 4, 1).astype(np.float32)} for row in (half, rest))
     # The tokens 1, 1, 0 have the probability 1/2 each, then 1/4, 1/4, 3/4.
     assert score("language", expected, actual, {"ids": ids}) == pytest.approx((3 / 64) ** (1 / 3) / 0.5)

@@ -105,7 +105,7 @@ def test_calls_determine_types_and_list_lengths() -> None:
     assert inlined["c/s"].attrs["N"] == 3
     assert inlined["b/m/s"].attrs["T"] is DType.INT32
     assert [str(edge) for edge in inlined["c/m"].inputs] == ["c/s", "a/m/s"]
-    x = np.float32([1, 2, -3])
+    x = np.array([1, 2, -3], np.float32)
     with open_session(inlined, "reference") as session:
         outputs = session.run({"x": x})
     np.testing.assert_array_equal(outputs["y"], x + (6 * x * 4 * x)[2:])

@@ -121,7 +121,7 @@ def test_tensors_of_all_types_round_trip(dtype: DType, count: int) -> None:
     ("fields", "values"),
     [
         ({"dtype": 1, "float_val": [2.5]}, np.float32([2.5] * 4)),
-        ({"dtype": 3, "int_val": [1, 2]}, np.int32([1, 2, 2, 2])),
+        ({"dtype": 3, "int_val": [1, 2]}, np.array([1, 2, 2, 2], np.int32)),
         ({"dtype": 10, "bool_val": [True]}, np.array([True] * 4)),
         ({"dtype": 19, "half_val": [15360]}, np.float16([1] * 4)),
         ({"dtype": 12, "int_val": [200]}, np.uint8([200] * 4)),

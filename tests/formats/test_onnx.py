@@ -129,7 +129,7 @@ def test_fields_are_decoded() -> None:
     assert custom.attrs["ints"] == (1, -2)
     assert custom.attrs["no_ints"] == ()
     assert isinstance(custom.attrs["no_floats"], Opaque)
-    assert custom.attrs["t"] == Tensor.of(np.float32([1, 2]))
+    assert custom.attrs["t"] == Tensor.of(np.array([1, 2], np.float32))
     assert isinstance(graph["chosen"].attrs["then_branch"], Opaque)
     assert graph["x"].attrs == {"dtype": DType.FLOAT, "shape": Shape((None, 4))}
     assert onnx.opsets(graph) == {"": 17, "com.microsoft": 1}
@@ -162,14 +162,14 @@ def test_tensors_of_all_types_round_trip(dtype: DType, count: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "values"),
     [
-        ({"data_type": 1, "float_data": [2.5, 1]}, np.float32([2.5, 1])),
-        ({"data_type": 2, "int32_data": [200, 1]}, np.uint8([200, 1])),
-        ({"data_type": 3, "int32_data": [-100, 1]}, np.int8([-100, 1])),
+        ({"data_type": 1, "float_data": [2.5, 1]}, np.array([2.5, 1], np.float32)),
+        ({"data_type": 2, "int32_data": [200, 1]}, np.array([200, 1], np.uint8)),
+        ({"data_type": 3, "int32_data": [-100, 1]}, np.array([-100, 1], np.int8)),
         ({"data_type": 9, "int32_data": [0, 1]}, np.array([False, True])),
-        ({"data_type": 10, "int32_data": [0x3C00, 0]}, np.float16([1, 0])),
-        ({"data_type": 12, "uint64_data": [1 << 31, 1]}, np.uint32([1 << 31, 1])),
-        ({"data_type": 14, "float_data": [1, 2, 3, 4]}, np.complex64([1 + 2j, 3 + 4j])),
-        ({"data_type": 11, "double_data": [0.1, 1]}, np.float64([0.1, 1])),
+        ({"data_type": 10, "int32_data": [0x3C00, 0]}, np.array([1, 0], np.float16)),
+        ({"data_type": 12, "uint64_data": [1 << 31, 1]}, np.array([1 << 31, 1], np.uint32)),
+        ({"data_type": 14, "float_data": [1, 2, 3, 4]}, np.array([1 + 2j, 3 + 4j], np.complex64)),
+        ({"data_type": 11, "double_data": [0.1, 1]}, np.array([0.1, 1], np.float64)),
     ],
 )
 def test_typed_fields_are_decoded(fields: dict[str, Any], values: np.ndarray) -> None:
@@ -355,13 +355,13 @@ def test_initializers_before_version_4_are_inputs_only_if_all_are() -> None:
     saved = message_class("ModelProto").FromString(onnx.encode(graph))
     assert saved.ir_version == 3
     assert [value.name for value in saved.graph.input] == ["x", "w"]
-    more = [*graph.nodes.values(), Node("v", "Constant", attrs={"value": Tensor.of(np.float32([3, 4]))})]
+    more = [*graph.nodes.values(), Node("v", "Constant", attrs={"value": Tensor.of(np.array([3, 4], np.float32))})]
     saved = message_class("ModelProto").FromString(onnx.encode(graph.with_nodes(more)))
     assert saved.ir_version == 4
     assert [value.name for value in saved.graph.input] == ["x"]
 
 
-@pytest.mark.parametrize("array", [np.float16([1, 2]), np.float32([[1], [2]])])
+@pytest.mark.parametrize("array", [np.array([1, 2], np.float16), np.array([[1], [2]], np.float32)])
 def test_initializers_that_are_inputs_state_their_new_type(array: Array) -> None:
     message = message_class("ModelProto")(ir_version=3)
     message.graph.input.extend([info("x", 2), info("w", 2)])

@@ -27,7 +27,7 @@ def full_model(folder: Path) -> Path:
         return helper.make_tensor_value_info(name, kind, shape)
 
     weights = np.linspace(-1, 1, 2048 * 4, dtype=np.float32).reshape(4, 2048)
-    half = helper.make_tensor("half", TensorProto.FLOAT16, [4], np.float16([1, 2, 3, 4]).tobytes(), raw=True)
+    half = helper.make_tensor("half", TensorProto.FLOAT16, [4], np.array([1, 2, 3, 4], np.float16).tobytes(), raw=True)
     brain = helper.make_tensor("brain", TensorProto.BFLOAT16, [2], b"\x80\x3f\x00\x40", raw=True)
     quarter = helper.make_tensor("quarter", TensorProto.INT4, [4], b"\x21\xf3", raw=True)
     initializers = [

@@ -86,7 +86,9 @@ def test_damaged_record_is_rejected_with_its_offset(tmp_path: Path) -> None:
 
 
 def test_example_is_parsed(tmp_path: Path) -> None:
-    features = parse_example(example(name=[b"x", b"y"], sizes=np.int64([3, -1]), values=np.float32([0.5, 2])), "one")
+    features = parse_example(
+        example(name=[b"x", b"y"], sizes=np.array([3, -1], np.int64), values=np.array([0.5, 2], np.float32)), "one"
+    )
     assert features["name"] == [b"x", b"y"]
     assert np.asarray(features["sizes"]).tolist() == [3, -1]
     assert np.asarray(features["values"]).tolist() == [0.5, 2]

@@ -18,7 +18,7 @@ from quantkit.model import load
 from quantkit.runtimes import find_runtime
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
-X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
+X = np.array([[1, 2, 3, 4], [0, -1, 0, 1]], np.float32)
 GRAPH = Graph.of(
     [
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 4))}),

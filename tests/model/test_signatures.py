@@ -27,7 +27,7 @@ requires_tensorflow = [
     pytest.mark.filterwarnings("ignore"),  # TensorFlow's own
 ]
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
-X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
+X = np.array([[1, 2, 3, 4], [0, -1, 0, 1]], np.float32)
 FEEDS: Mapping[str, Mapping[str, Any]] = {
     "predict": {"zebra": X, "apple": np.float32(2)},
     "texts": {"text": np.array([b"one", b"three"], object)},

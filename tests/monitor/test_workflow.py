@@ -135,7 +135,9 @@ def test_proof_bounds_the_gain_of_each_fix(hook: str, job: Callable[[str], str])
     assert proof.input_gain is not None
     assert proof.compute_gain is not None
     assert proof.overlap_gain == min(proof.input_gain, proof.compute_gain)
+    assert proof.repeated_seconds is not None
     assert proof.repeated_seconds >= 0.005
+    assert proof.drained_seconds is not None
     assert proof.drained_seconds >= 0.02
     assert "faster input: at most" in str(result)
     assert result.to_json()["proof"]["input_gain"] == proof.input_gain

@@ -114,11 +114,15 @@ def test_missing_kernel_names_the_op() -> None:
 @pytest.mark.parametrize(
     ("node", "inputs", "message"),
     [
-        (Node("n", "Div"), [np.int64([4]), np.int64([0])], "an integer is divided by zero"),
-        (Node("n", "Cast", attrs={"to": 7}), [np.float32([np.inf])], "the integer of an infinite number"),
-        (Node("n", "ConstantOfShape"), [np.int64([1 << 20, 1 << 20])], "is invalid"),
+        (Node("n", "Div"), [np.array([4], np.int64), np.array([0], np.int64)], "an integer is divided by zero"),
+        (Node("n", "Cast", attrs={"to": 7}), [np.array([np.inf], np.float32)], "the integer of an infinite number"),
+        (Node("n", "ConstantOfShape"), [np.array([1 << 20, 1 << 20], np.int64)], "is invalid"),
         (Node("n", "Add"), [None, np.float32(1)], "input 0 is missing"),
-        (Node("n", "Split", attrs={"_outputs": (b"a", b"b")}), [np.zeros(3), np.int64([1, 1])], "do not cover"),
+        (
+            Node("n", "Split", attrs={"_outputs": (b"a", b"b")}),
+            [np.zeros(3), np.array([1, 1], np.int64)],
+            "do not cover",
+        ),
     ],
 )
 def test_invalid_inputs_are_rejected(node: Node, inputs: list[Any], message: str) -> None:

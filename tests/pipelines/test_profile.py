@@ -191,6 +191,7 @@ def test_disk_limit_counts_the_bytes_of_the_files(name: str, tmp_path: Path) -> 
     assert result.read_bytes == pytest.approx(SIZE * files_per_element, rel=0.5)
     assert result.disk is not None
     assert result.disk_bytes_per_second is not None
+    assert result.read_bytes is not None
     assert result.disk.elements_per_second == result.disk_bytes_per_second / result.read_bytes
     names = [stage.name for stage in result.stages]
     assert [label for label in names if label in labels] == labels

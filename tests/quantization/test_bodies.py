@@ -84,7 +84,7 @@ def test_scan_counts_the_steps_of_its_sequence() -> None:
         "body",
         [info("step")],
         [info("out")],
-        [weights("w", 3, 5), numpy_helper.from_array(np.int64([0]), "axis")],
+        [weights("w", 3, 5), numpy_helper.from_array(np.array([0], np.int64), "axis")],
     )
     node = helper.make_node("Scan", ["x"], ["y"], body=body, num_scan_inputs=1, scan_input_axes=[1])
     assert layers(read(node)).macs == 4 * 3 * 5

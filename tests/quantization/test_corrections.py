@@ -138,7 +138,7 @@ def test_only_exact_pairs_are_equalized(old: str, new: str) -> None:
 
 def test_channels_below_the_limit_of_relu6_are_equalized() -> None:
     graph = from_text(CONVOLVED.replace("r = Relu(n", "r = Relu6(n"))
-    uneven = graph["w"].value.array * np.float32([0.02, 1.0])
+    uneven = graph["w"].value.array * np.array([0.02, 1.0], np.float32)
     graph = graph.with_nodes(
         node.with_attrs(value=type(node.value).of(uneven)) if node.name == "w" else node
         for node in graph.nodes.values()

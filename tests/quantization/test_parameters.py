@@ -19,7 +19,7 @@ def test_zero_is_exact_and_the_range_is_covered(text: str, first: float, second:
     if not spec.is_signed:
         low, high = abs(low), max(abs(low), abs(high))
     parameters = QuantizationParameters.of_range(spec, Range(low, high))
-    limits = np.float32([0.0, low, high])
+    limits = np.array([0.0, low, high], np.float32)
     assert parameters.fake_quantize(limits)[0] == 0
     assert (
         np.abs(parameters.fake_quantize(limits) - limits).max()
@@ -28,7 +28,7 @@ def test_zero_is_exact_and_the_range_is_covered(text: str, first: float, second:
 
 
 def test_weights_have_a_scale_for_each_channel() -> None:
-    values = np.random.default_rng(0).normal(size=(3, 3, 2, 3)).astype(np.float32) * np.float32([1, 10, 100])
+    values = np.random.default_rng(0).normal(size=(3, 3, 2, 3)).astype(np.float32) * np.array([1, 10, 100], np.float32)
     parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric per_channel axes=3"), values)
     assert parameters.scale == pytest.approx(np.abs(values).max((0, 1, 2)) / 127)
     assert np.abs(parameters.fake_quantize(values) - values).max((0, 1, 2)) == pytest.approx(
@@ -47,14 +47,16 @@ def test_depthwise_channels_have_two_dimensions() -> None:
 
 
 def test_rows_of_a_transposed_product() -> None:
-    values = np.float32([[1, 0.5], [100, 50]])
+    values = np.array([[1, 0.5], [100, 50]], np.float32)
     parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric per_channel axes=0"), values)
     assert parameters.fake_quantize(values)[:, 0].tolist() == [1, 100]
 
 
 def test_reduced_range_has_seven_bits() -> None:
-    parameters = QuantizationParameters.of_weights(Spec.parse("qint8 symmetric reduce_range"), np.float32([-2.0, 2.0]))
-    assert parameters.quantize(np.float32([-2.0, 1.5, 2.0])).tolist() == [-63, 47, 63]
+    parameters = QuantizationParameters.of_weights(
+        Spec.parse("qint8 symmetric reduce_range"), np.array([-2.0, 2.0], np.float32)
+    )
+    assert parameters.quantize(np.array([-2.0, 1.5, 2.0], np.float32)).tolist() == [-63, 47, 63]
 
 
 def test_a_range_of_zero_has_scale_one() -> None:

@@ -39,7 +39,7 @@ def network() -> Graph:
 
 
 def draw_weights(shape: tuple[int, ...]) -> Array:
-    signs: Array = RANDOM.choice(np.float32([-1, 1]), shape)
+    signs: Array = RANDOM.choice(np.array([-1, 1], np.float32), shape)
     return (signs * RANDOM.uniform(0.5, 1, shape)).astype(np.float32)
 
 

@@ -16,7 +16,7 @@ SPEC = Spec.parse("qint8 symmetric per_channel axes=3")
 def test_multiples_of_one_step_are_exact() -> None:
     random = np.random.default_rng(0)
     levels = random.integers(-100, 101, (3, 3, 8, 4))
-    weights = (levels * np.float32([0.5, 0.01, 3.0, 0.125])).astype(np.float32)
+    weights = (levels * np.array([0.5, 0.01, 3.0, 0.125], np.float32)).astype(np.float32)
     parameters = QuantizationParameters.of_weights(SPEC, weights)
     np.testing.assert_allclose(parameters.fake_quantize(weights), weights, rtol=1e-5)
 
@@ -50,7 +50,7 @@ def test_channels_without_all_clusters_have_the_same_levels() -> None:
 
 
 def test_clusters_whose_pairs_exceed_the_limit_stay_clusters() -> None:
-    centroids = np.float32([-1.0, -0.6, 0.0, 0.3, 0.95])
+    centroids = np.array([-1.0, -0.6, 0.0, 0.3, 0.95], np.float32)
     weights = centroids[np.random.default_rng(0).integers(0, 5, (3, 3, 8, 4))]
     spec = replace(SPEC, pair_axes=(0, 1, 2))
     parameters = QuantizationParameters.of_weights(spec, weights)

@@ -140,8 +140,8 @@ def test_reduced_precision_is_reported() -> None:
 
 
 def test_quantized_outputs_are_compared_as_numbers() -> None:
-    names = {"y": np.uint8([10, 200, 30])}
-    shifted = {"y": np.uint8([11, 201, 31])}
+    names = {"y": np.array([10, 200, 30], np.uint8)}
+    shifted = {"y": np.array([11, 201, 31], np.uint8)}
     assert "largest difference 1, cosine 1.0000" in compare(names, shifted, REGISTRY["quantize_nodes"], 1e-5)
     with pytest.raises(CheckError, match="in 100.0% of its elements"):
         compare(names, shifted, REGISTRY["fold_pads"], 1e-5)
@@ -154,14 +154,14 @@ EXACT, ROUNDED = REGISTRY["fold_pads"], REGISTRY["quantize_nodes"]
 @pytest.mark.parametrize(
     ("expected", "actual", "reason"),
     [
-        (np.float32([1, 2]), np.float64([1, 2]), "it was float32 and is float64"),
-        (np.float32([INF, 2]), np.float32([INF, 3]), "by 1; the tolerance"),
-        (np.float32([INF, 2]), np.float32([-INF, 2]), "changes the NaN and infinite values"),
-        (np.float32([NAN, 2]), np.float32([1, 2]), "changes the NaN and infinite values"),
-        (np.float32([NAN, 2]), np.float32([NAN, NAN]), "adds NaN or infinity"),
-        (np.float32([INF, 2]), np.float32([NAN, 2]), "changes the NaN and infinite values"),
-        (np.complex64([1 + 1j]), np.complex64([1 - 1j]), "by 2; the tolerance"),
-        (np.float16([1, 2]), np.float16([1, 2.1]), "by 0.0996; the tolerance is 0.0039"),
+        (np.array([1, 2], np.float32), np.array([1, 2], np.float64), "it was float32 and is float64"),
+        (np.array([INF, 2], np.float32), np.array([INF, 3], np.float32), "by 1; the tolerance"),
+        (np.array([INF, 2], np.float32), np.array([-INF, 2], np.float32), "changes the NaN and infinite values"),
+        (np.array([NAN, 2], np.float32), np.array([1, 2], np.float32), "changes the NaN and infinite values"),
+        (np.array([NAN, 2], np.float32), np.array([NAN, NAN], np.float32), "adds NaN or infinity"),
+        (np.array([INF, 2], np.float32), np.array([NAN, 2], np.float32), "changes the NaN and infinite values"),
+        (np.array([1 + 1j], np.complex64), np.array([1 - 1j], np.complex64), "by 2; the tolerance"),
+        (np.array([1, 2], np.float16), np.array([1, 2.1], np.float16), "by 0.0996; the tolerance is 0.0039"),
     ],
 )
 def test_changes_that_exact_transforms_must_not_make(expected: np.ndarray, actual: np.ndarray, reason: str) -> None:
@@ -170,19 +170,19 @@ def test_changes_that_exact_transforms_must_not_make(expected: np.ndarray, actua
 
 
 def test_non_finite_values_are_not_compared() -> None:
-    expected, actual = np.float32([NAN, INF, 3, 4]), np.float32([NAN, INF, 3.00001, 4])
+    expected, actual = np.array([NAN, INF, 3, 4], np.float32), np.array([NAN, INF, 3.00001, 4], np.float32)
     assert compare({"y": expected}, {"y": expected}, EXACT, 1e-5) == "y (50.0% of the values finite): equal"
     assert "largest difference 1e-05" in compare({"y": expected}, {"y": actual}, EXACT, 1e-5)
-    assert "cosine 0.9999" in compare({"y": expected}, {"y": np.float32([0, 0, 3.1, 4])}, ROUNDED, 1e-5)
+    assert "cosine 0.9999" in compare({"y": expected}, {"y": np.array([0, 0, 3.1, 4], np.float32)}, ROUNDED, 1e-5)
     with pytest.raises(CheckError, match="adds NaN"):
-        compare({"y": expected}, {"y": np.float32([0, 0, NAN, 4])}, ROUNDED, 1e-5)
+        compare({"y": expected}, {"y": np.array([0, 0, NAN, 4], np.float32)}, ROUNDED, 1e-5)
     all_nan = np.full(3, NAN, np.float32)
     assert compare({"y": all_nan}, {"y": all_nan}, EXACT, 1e-5) == "y (0.0% of the values finite): equal"
 
 
 def test_narrow_types_round() -> None:
-    expected = np.float16([1, -2, 0.5])
-    assert "largest difference" in compare({"y": expected}, {"y": np.float16([1.001, -2, 0.5])}, EXACT, 1e-5)
+    expected = np.array([1, -2, 0.5], np.float16)
+    assert "largest difference" in compare({"y": expected}, {"y": np.array([1.001, -2, 0.5], np.float16)}, EXACT, 1e-5)
 
 
 def test_empty_outputs_are_equal() -> None:

@@ -62,7 +62,7 @@ def test_functions_of_different_graphs_may_have_one_name(tmp_path: Path) -> None
         n = Neg(a, T=float)
         end
     """
-    x = np.float32([1, -2])
+    x = np.array([1, -2], np.float32)
     for number, (op, want) in enumerate((("Neg", -x), ("Abs", abs(x)), ("Neg", -x))):
         save_litert(from_text(text.replace("Neg", op)), tmp_path / f"{number}.tflite")
         with RUNTIME.open(tmp_path / f"{number}.tflite") as session:
@@ -86,7 +86,7 @@ def test_names_are_those_of_the_signature(tmp_path: Path) -> None:
     path.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "saved")).convert())
     with RUNTIME.open(path) as session:
         assert {info.name for info in session.inputs} == {"left", "right"}
-        feeds = {"left": np.float32([[1, 2]]), "right": np.float32([[3, 5]])}
+        feeds = {"left": np.array([[1, 2]], np.float32), "right": np.array([[3, 5]], np.float32)}
         results = session.run(feeds)
     np.testing.assert_array_equal(results["sum"], [[4, 7]])
     np.testing.assert_array_equal(results["difference"], [[-2, -3]])
@@ -102,7 +102,7 @@ def test_equal_outputs_keep_their_names(tmp_path: Path) -> None:
     ]
     graph = Graph.of(nodes, ["x"], ["i", "n", "r"])
     save_litert(graph, tmp_path / "equal.tflite")
-    values = np.float32([[1, -2, 3, -4]])
+    values = np.array([[1, -2, 3, -4]], np.float32)
     for model in (graph, tmp_path / "equal.tflite"):
         with open_session(model, "litert") as session:
             outputs = session.run({"x": values})
@@ -119,19 +119,19 @@ def test_quantized_inputs_and_outputs_keep_their_types(tmp_path: Path) -> None:
     function = tf.function(tf.nn.relu, input_signature=[tf.TensorSpec([1, 4], name="x")]).get_concrete_function()
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function])
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: ([np.float32([[-1, 0, 1, 2]])] for _ in range(2))
+    converter.representative_dataset = lambda: ([np.array([[-1, 0, 1, 2]], np.float32)] for _ in range(2))
     converter.inference_input_type, converter.inference_output_type = tf.int8, tf.uint8
     (tmp_path / "quantized.tflite").write_bytes(converter.convert())
     with RUNTIME.open(tmp_path / "quantized.tflite") as session:
         assert [info.dtype for info in (*session.inputs, *session.outputs)] == [DType.INT8, DType.UINT8]
-        (result,) = session.run({session.inputs[0].name: np.int8([[-128, -43, 42, 127]])}).values()
+        (result,) = session.run({session.inputs[0].name: np.array([[-128, -43, 42, 127]], np.int8)}).values()
     assert result.dtype == np.uint8
     assert result.max() > result.min()
 
 
 def test_auto_opens_a_tflite_file(file: Path) -> None:
     with open_session(file) as session:
-        (result,) = session.run({session.inputs[0].name: np.float32([[1, 2]])}).values()
+        (result,) = session.run({session.inputs[0].name: np.array([[1, 2]], np.float32)}).values()
     np.testing.assert_array_equal(result, [[-1, -2]])
 
 
@@ -221,7 +221,7 @@ def test_threads_form_one_pool(intra_op: int | None, inter_op: int | None, threa
 
 
 def test_unsupported_element_type_is_named() -> None:
-    details = {"index": 0, "name": "x:0", "dtype": np.void, "shape_signature": np.int32([1])}
+    details = {"index": 0, "name": "x:0", "dtype": np.void, "shape_signature": np.array([1], np.int32)}
     with pytest.raises(UnavailableError, match="'x' has the unsupported element type void"):
         _info(details, {})
 

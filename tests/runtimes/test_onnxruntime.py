@@ -133,7 +133,7 @@ def test_the_session_is_that_of_tensorrt_or_none(monkeypatch: pytest.MonkeyPatch
         else:
             with runtime.open(graph, SessionOptions(device="gpu", precision="float16")) as session:
                 assert (session.runtime.name, session.runtime.device) == ("tensorrt", TENSORRT)
-                assert session.run({"x": np.float32([-1, 2])})["y"].tolist() == [0, 2]
+                assert session.run({"x": np.array([-1, 2], np.float32)})["y"].tolist() == [0, 2]
 
 
 @pytest.mark.engine

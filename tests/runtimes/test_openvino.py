@@ -155,7 +155,7 @@ def test_ops_of_onnxruntime_are_read_without_log_lines(
     path.write_bytes(message.SerializeToString())
     save(load(path), path)
     importlib.import_module("openvino").Core().read_model(path)
-    x = np.float32([-1, 0, 2])
+    x = np.array([-1, 0, 2], np.float32)
     with RUNTIME.open(path if is_file else load(path), SessionOptions()) as session:
         np.testing.assert_allclose(session.run({"x": x})["y"], x / (1 + np.exp(-1.702 * x)), rtol=1e-5)
     assert capfd.readouterr().err == ""

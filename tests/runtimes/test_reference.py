@@ -64,7 +64,7 @@ def test_one_output_of_a_node_can_be_an_input_while_another_is_computed() -> Non
         ["y"],
     )
     with RUNTIME.open(graph) as session:
-        feeds = {"x": np.arange(4, dtype=np.float32), "split:1": np.float32([10, 20])}
+        feeds = {"x": np.arange(4, dtype=np.float32), "split:1": np.array([10, 20], np.float32)}
         np.testing.assert_array_equal(session.run(feeds)["y"], [10, 19])
 
 
@@ -89,7 +89,7 @@ def test_arrays_are_freed_after_their_last_consumer(monkeypatch: pytest.MonkeyPa
 def test_defaults_checks_and_control_dependencies_run() -> None:
     graph = Graph.of(
         [
-            constant("default", np.float32([1, np.nan])),
+            constant("default", np.array([1, np.nan], np.float32)),
             Node("x", "PlaceholderWithDefault", (Edge("default"),), attrs={"dtype": DType.FLOAT, "shape": Shape((2,))}),
             node("check", "CheckNumerics", "x", message=b"x is bad"),
             node("y", "Identity", "x", controls=("check",)),
@@ -100,7 +100,7 @@ def test_defaults_checks_and_control_dependencies_run() -> None:
     with pytest.raises(GraphError, match=r"'check' \(CheckNumerics\).*x is bad : Tensor had NaN"):
         RUNTIME.open(graph).run({})
     with_input = graph.with_endpoints(["x"], None)
-    np.testing.assert_array_equal(RUNTIME.open(with_input).run({"x": np.float32([3, 4])})["y"], [3, 4])
+    np.testing.assert_array_equal(RUNTIME.open(with_input).run({"x": np.array([3, 4], np.float32)})["y"], [3, 4])
 
 
 def test_missing_kernels_are_named_when_opening() -> None:
@@ -112,7 +112,7 @@ def test_missing_kernels_are_named_when_opening() -> None:
     downstream = graph.with_endpoints([Edge("b")], None).with_nodes(
         step.with_(op="Neg") if step.name == "b" else step for step in graph.nodes.values()
     )
-    np.testing.assert_array_equal(RUNTIME.open(downstream).run({"b": np.float32([1, -1])})["c"], [1, 0])
+    np.testing.assert_array_equal(RUNTIME.open(downstream).run({"b": np.array([1, -1], np.float32)})["c"], [1, 0])
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_failed_op_is_named_with_its_reason() -> None:
 
 
 def old_graph() -> Graph:
-    numbers = {name: constant(name, np.float32([1, 2])) for name in ("mean", "variance", "beta", "gamma")}
+    numbers = {name: constant(name, np.array([1, 2], np.float32)) for name in ("mean", "variance", "beta", "gamma")}
     attrs = {"T": FLOAT, "variance_epsilon": 0.0, "scale_after_normalization": True}
     norm = Node("norm", "BatchNormWithGlobalNormalization", tuple(map(Edge, ("x", *numbers))), attrs=attrs)
     nodes = [placeholder("x", FLOAT, 1, 1, 1, 2), *numbers.values(), norm]
@@ -64,7 +64,7 @@ def old_graph() -> Graph:
 
 def test_removed_op_runs_in_a_graph_of_an_old_version() -> None:
     with RUNTIME.open(old_graph()) as session:
-        result = session.run({"x": np.float32([3, 4]).reshape(1, 1, 1, 2)})["norm"]
+        result = session.run({"x": np.array([3, 4], np.float32).reshape(1, 1, 1, 2)})["norm"]
     np.testing.assert_allclose(result.reshape(-1), [3, 2 / np.sqrt(2) * 2 + 2], rtol=1e-5)
 
 
@@ -78,7 +78,7 @@ def test_quantized_inputs_and_outputs_are_integers() -> None:
     graph = Graph.of([placeholder("x", DType.QUINT8, 3), identity], ["x"], ["y"])
     with RUNTIME.open(graph) as session:
         assert session.inputs[0].dtype is DType.QUINT8
-        result = session.run({"x": np.uint8([1, 2, 255])})["y"]
+        result = session.run({"x": np.array([1, 2, 255], np.uint8)})["y"]
     assert result.dtype == np.uint8
     assert result.tolist() == [1, 2, 255]
 

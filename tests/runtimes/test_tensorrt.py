@@ -47,7 +47,7 @@ def graph_of(sizes: str = "2x3") -> Graph:
     return from_text(text).with_(extra=HEADER)
 
 
-FEEDS = {"x": np.float32([[-1, 2, 3], [4, -5, 6]]), "bias": np.float32([0, 1, -8])}
+FEEDS = {"x": np.array([[-1, 2, 3], [4, -5, 6]], np.float32), "bias": np.array([0, 1, -8], np.float32)}
 Y = [[0, 3, 0], [4, 0, 0]]
 
 

@@ -52,7 +52,7 @@ def test_the_pattern_is_reported_along_the_input_channels() -> None:
 
 
 def test_distinct_values_of_clustered_weights() -> None:
-    measured = summarize(network(RANDOM.choice(np.float32([-1, 0.5, 2]), (64, 32)))).compressibility
+    measured = summarize(network(RANDOM.choice(np.array([-1, 0.5, 2], np.float32), (64, 32)))).compressibility
     assert measured is not None
     assert (measured.clustered_layers, measured.distinct_values, measured.zeros) == (1, 3, 0)
     assert "at most 3 distinct values in each of 1" in str(measured)
@@ -70,7 +70,7 @@ def test_clusters_are_counted_to_the_end(monkeypatch: pytest.MonkeyPatch) -> Non
     values = DENSE.copy()
     values.reshape(-1)[:512] = 1
     assert summarize(network(values)).compressibility is None
-    values = RANDOM.choice(np.float32([1, 2]), (64, 32))
+    values = RANDOM.choice(np.array([1, 2], np.float32), (64, 32))
     values.reshape(-1)[-1] = 3
     measured = summarize(network(values)).compressibility
     assert measured is not None
@@ -98,7 +98,7 @@ def test_zeros_of_quantized_weights_are_their_zero_point() -> None:
         y = MatMul(x, w)
         """
     )
-    quantized = RANDOM.choice(np.uint8([1, 128]), (64, 32))
+    quantized = RANDOM.choice(np.array([1, 128], np.uint8), (64, 32))
     nodes = {**graph.nodes, "q": constant("q", quantized).with_(op="Constant")}
     measured = summarize(Graph.of(list(nodes.values()), ["x"], ["y"]).with_(dialect="onnx")).compressibility
     assert measured is not None

@@ -76,7 +76,7 @@ def residual() -> tuple[Graph, Recipe, Array]:
         *layer("right", "average", (1, 1, 16, 8), "Relu"),
         constant("axis", np.int32(3)),
         node("joined", "ConcatV2", "left", "right", "axis", N=2, Tidx=DType.INT32),
-        constant("spatial", np.int32([1, 2])),
+        constant("spatial", np.array([1, 2], np.int32)),
         node("mean", "Mean", "joined", "spatial", keep_dims=False, Tidx=DType.INT32),
         constant("dense/weights", values(16, 10)),
         constant("dense/bias", values(10)),

@@ -273,7 +273,7 @@ def test_clusters_are_those_of_the_nearest_centroids() -> None:
     clusters = find_clusters(values, 8)
     centroids = np.array([values[clusters == index].mean() for index in range(8)])
     np.testing.assert_array_equal(clusters, np.abs(values[..., None] - centroids).argmin(-1))
-    assert set(np.unique(find_clusters(np.float32([1.0, 1.0]), 4))) == {0}
+    assert set(np.unique(find_clusters(np.array([1.0, 1.0], np.float32), 4))) == {0}
 
 
 def test_legacy_model_is_quantization_aware_with_tf_mot() -> None:

@@ -19,7 +19,7 @@ from quantkit.runtimes import find_runtime
 from quantkit.runtimes.session import Session
 from quantkit.transforms.registry import REGISTRY, names_for
 
-X = np.float32([[1, -2, 3, -4]])
+X = np.array([[1, -2, 3, -4]], np.float32)
 needs_onnxruntime = pytest.mark.skipif(
     not find_runtime("onnxruntime").available().ok, reason="ONNX Runtime is not installed"
 )

@@ -24,7 +24,7 @@ from quantkit.runtimes import find_runtime
 
 FLOAT = {"T": DType.FLOAT}
 W = np.arange(4 * 600, dtype=np.float32).reshape(4, 600) / 1024
-X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
+X = np.array([[1, 2, 3, 4], [0, -1, 0, 1]], np.float32)
 needs_tensorflow = pytest.mark.skipif(
     not find_runtime("tensorflow").available().ok, reason="TensorFlow is not installed"
 )

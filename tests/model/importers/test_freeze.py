@@ -37,7 +37,9 @@ def model() -> Any:
             layers.Dense(5, activation="softmax"),
         ]
     )
-    model.layers[1].set_weights([np.float32([0.5, 1, 2, 1]), *np.float32([[0.1] * 4, [0.2] * 4, [1, 2, 3, 4]])])
+    model.layers[1].set_weights(
+        [np.array([0.5, 1, 2, 1], np.float32), *np.array([[0.1] * 4, [0.2] * 4, [1, 2, 3, 4]], np.float32)]
+    )
     return model
 
 

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Keras' own
 ]
 ENDINGS = pytest.mark.parametrize("ending", [".keras", ".h5"])
-X = np.float32([[1, 2, 3, 4]])
+X = np.array([[1, 2, 3, 4]], np.float32)
 
 
 def save(path: Path, *layers: Any) -> Path:

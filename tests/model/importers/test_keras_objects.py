@@ -32,7 +32,7 @@ def test_a_model_is_called_with_the_structure_of_its_inputs(keras: Any) -> None:
 
     inputs = {"mask": mask, "ids": ids}
     model = keras.Model(inputs, MaskLayer()(inputs))
-    feeds = {"ids": np.int32([[1, 2, 3, 4]]), "mask": np.float32([[1, 0, 0.5, 2]])}
+    feeds = {"ids": np.array([[1, 2, 3, 4]], np.int32), "mask": np.array([[1, 0, 0.5, 2]], np.float32)}
     with qk.open_session(qk.load(model), "reference") as session:
         (result,) = session.run(feeds).values()
     np.testing.assert_array_equal(result, [[1, 0, 1.5, 8]])
@@ -48,7 +48,7 @@ def test_outputs_keep_their_names(keras: Any, tmp_path: Path) -> None:
     sequential = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="last")])
     sequential.save(tmp_path / "model.h5")
     assert list(map(str, qk.load(tmp_path / "model.h5").graph.outputs)) == ["last"]
-    values = np.float32([[1, 2, 3, 4]])
+    values = np.array([[1, 2, 3, 4]], np.float32)
     with qk.open_session(qk.load(several), "reference") as session:
         outputs = session.run(values)
     for name, expected in zip(("boxes", "scores"), several(values), strict=True):

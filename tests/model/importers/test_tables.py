@@ -22,7 +22,7 @@ requires_tensorflow = [
     pytest.mark.filterwarnings("ignore"),  # TensorFlow's own
 ]
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
-X = np.float32([[1, 2, 3, 4]])
+X = np.array([[1, 2, 3, 4]], np.float32)
 
 
 def looking_up(*, fills: bool = False) -> Graph:
@@ -39,7 +39,7 @@ def looking_up(*, fills: bool = False) -> Graph:
         Node("rows", "GatherV2", (Edge("w"), Edge("found"), Edge("none"))),
         Node("plain", "MatMul", (Edge("x"), Edge("w")), ("found",), {"T": DType.FLOAT}),
         constant("keys", np.array([b"a"], object)),
-        constant("values", np.int64([1])),
+        constant("values", np.array([1], np.int64)),
         Node("fill", "InitializeTableV2", (Edge("table"), Edge("keys"), Edge("values"))),
     ]
     outputs = ["rows", "plain", *(["fill"] if fills else [])]
@@ -145,7 +145,7 @@ class TestSavedModels:
         inputs = caught.value.hint.split("--inputs=")[1].split(",")
         size, lookup = (next(name for name in inputs if name.endswith(op)) for op in ("SizeV2", "FindV2"))
         graph = qk.load(tmp_path / "m", inputs=inputs).graph
-        feeds = {"word": np.array([b"b"], object), lookup: np.int64([1]), size: np.int64(3)}
+        feeds = {"word": np.array([b"b"], object), lookup: np.array([1], np.int64), size: np.int64(3)}
         np.testing.assert_allclose(run(graph, feeds)["Identity"], W[1:2])
 
     def test_table_of_the_first_version_is_rejected(self, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ class TestSavedModels:
             qk.load(tmp_path / "m")
         (name,) = caught.value.hint.split("--inputs=")[1].split(",")
         graph = qk.load(tmp_path / "m", inputs=[name]).graph
-        np.testing.assert_allclose(run(graph, {name: np.int64([2])})["rows"], W[2:3])
+        np.testing.assert_allclose(run(graph, {name: np.array([2], np.int64)})["rows"], W[2:3])
 
     def test_the_initializer_as_an_output_initializes_the_table(self, tmp_path: Path) -> None:
         tf = tensorflow.import_tensorflow()

@@ -22,9 +22,9 @@ pytestmark = [
     pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail),
     pytest.mark.filterwarnings("ignore"),  # TensorFlow's own
 ]
-X = np.float32([[1, 2, 3, 4], [0, -1, 0, 1]])
+X = np.array([[1, 2, 3, 4], [0, -1, 0, 1]], np.float32)
 W = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
-EXPECTED = X @ W + np.float32([1, 2, 3])
+EXPECTED = X @ W + np.array([1, 2, 3], np.float32)
 
 
 def run_graph(graph: Graph, feeds: dict[str, Any] | None = None) -> np.ndarray:
@@ -39,7 +39,7 @@ def train(tf: Any, *, resource: bool = True) -> tuple[Any, Any]:
     x = v1.placeholder(tf.float32, [None, 4], name="x")
     target = v1.placeholder(tf.float32, [None, 3], name="target")
     weights = v1.get_variable("net/weights", initializer=W, use_resource=resource)
-    bias = v1.get_variable("net/bias", initializer=np.float32([1, 2, 3]), use_resource=resource)
+    bias = v1.get_variable("net/bias", initializer=np.array([1, 2, 3], np.float32), use_resource=resource)
     y = tf.identity(tf.matmul(x, weights) + bias, name="y")
     loss = tf.reduce_mean((y - target) ** 2, name="loss")
     v1.train.AdamOptimizer(0.5).minimize(loss)
@@ -149,7 +149,7 @@ def test_checkpoints_of_the_first_years_are_frozen(sharded: bool, tmp_path: Path
         with tf.device("/cpu:0"):
             weights = v1.get_variable("w", initializer=W)
         with tf.device("/cpu:1"):
-            bias = v1.get_variable("b", initializer=np.float32([1, 2, 3]))
+            bias = v1.get_variable("b", initializer=np.array([1, 2, 3], np.float32))
         tf.add(tf.matmul(x, weights), bias, name="y")
         session.run(v1.global_variables_initializer())
         saver = v1.train.Saver(write_version=v1.train.SaverDef.V1, sharded=sharded)
@@ -215,7 +215,7 @@ def save_second_kind(folder: Path, signatures: tuple[str, ...] = ("serving_defau
     """A SavedModel of TensorFlow 2."""
     tf = tensorflow.import_tensorflow()
     module = tf.Module()
-    module.weights, module.bias = tf.Variable(W), tf.Variable(np.float32([1, 2, 3]))
+    module.weights, module.bias = tf.Variable(W), tf.Variable(np.array([1, 2, 3], np.float32))
     spec = [tf.TensorSpec([None, 4], name="data")]
     run = tf.function(lambda data: {"scores": data @ module.weights + module.bias}, input_signature=spec)
     double = tf.function(lambda data: {"scores": 2 * (data @ module.weights + module.bias)}, input_signature=spec)

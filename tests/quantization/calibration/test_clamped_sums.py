@@ -39,7 +39,7 @@ def test_clamped_values_are_outside_of_the_range(activation: str, observed: Rang
     graph = from_text(TEXT.replace("Relu6", activation))
     assert clip(graph, "eightbit", observed) == expected
     low, high = expected
-    x = np.linspace(-9, 9, 100)[:, None] + np.float32([0, 0])
+    x = np.linspace(-9, 9, 100)[:, None] + np.array([0, 0], np.float32)
     bias = graph["b"].value.array
     limit = 6 if activation == "Relu6" else np.inf
     if observed.low == -9:

@@ -13,7 +13,7 @@ from quantkit.quantization import Range
 from quantkit.quantization.calibration.trained_ranges import NO_RANGE, extract_ranges
 
 FLOAT = {"T": DType.FLOAT}
-STEPS = np.float32([0.5, 2.0, 1.0, 0.25])
+STEPS = np.array([0.5, 2.0, 1.0, 0.25], np.float32)
 ATTRS = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME"}
 
 
@@ -44,7 +44,7 @@ def trained_network(*, is_second_trained: bool = True) -> Graph:
         Node("c", "Conv2D", ("xq", "wq"), attrs=ATTRS),
         constant("s", STEPS),
         Node("m", "Mul", ("c", "s"), attrs=FLOAT),
-        constant("b", np.float32([0.5, -0.5, 1.0, 0.0])),
+        constant("b", np.array([0.5, -0.5, 1.0, 0.0], np.float32)),
         Node("a", "AddV2", ("m", "b"), attrs=FLOAT),
         Node("r", "Relu", ("a",), attrs=FLOAT),
         *fake_quant("rq", "r", 0.0, 3.0),
@@ -87,7 +87,7 @@ def test_every_target_uses_the_trained_ranges(target: str) -> None:
     assert result.ranges.provenance.trained == len(result.plan.activations)
     assert "no calibration data was needed" in str(result.report)
     relu = next(pattern for pattern in result.plan.patterns if pattern.activation)
-    assert result.ranges[relu.output] == Range(*np.float32([0, 3]).tolist())
+    assert result.ranges[relu.output] == Range(*np.array([0, 3], np.float32).tolist())
 
 
 def test_weights_keep_the_levels_of_training() -> None:
@@ -126,7 +126,7 @@ def test_calibration_adds_the_missing_ranges() -> None:
     result = qk.quantize(trained_network(is_second_trained=False), samples, target="litert", runs=0)
     assert len(result.plan.patterns) == 2
     assert result.ranges.provenance.trained == 2
-    assert result.ranges[Edge("r")] == Range(*np.float32([0, 3]).tolist())
+    assert result.ranges[Edge("r")] == Range(*np.array([0, 3], np.float32).tolist())
 
 
 def test_equalize_is_rejected() -> None:

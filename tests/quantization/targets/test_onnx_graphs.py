@@ -185,7 +185,7 @@ def test_bias_correction_removes_the_mean_error(tmp_path: Path) -> None:
     network = Network(*IMAGE)
     grouped = network.add("Relu", network.conv(network.add("Relu", network.conv("x")), group=2))
     y = network.add("Conv", grouped, network.weights(4, 8, 1, 1), name="without_bias")
-    rows = network.add("Reshape", y, np.int64([144, 4]))
+    rows = network.add("Reshape", y, np.array([144, 4], np.int64))
     y = network.add("Gemm", network.add("Relu", rows), network.weights(4, 6))
     graph, data = load(network.model(y)), samples(network, 16)
     errors = []
@@ -211,7 +211,7 @@ def test_sum_of_two_products(tmp_path: Path) -> None:
 def test_values_may_have_the_names_of_output_indices(tmp_path: Path) -> None:
     """Values of models that were TensorFlow graphs are named ``relu:0``."""
     network = Network(*IMAGE)
-    names = network.add("Split", network.conv("x"), np.int64([4, 4]), outputs=2, axis=1)
+    names = network.add("Split", network.conv("x"), np.array([4, 4], np.int64), outputs=2, axis=1)
     network.conv(network.add("Concat", network.add("Relu", names[0]), names[1], axis=1), name="y")
     data = network.model("y").SerializeToString()
     expected = qk.quantize(onnx_format.decode(data), samples(network), runs=0)
@@ -497,7 +497,7 @@ def test_gate_of_hard_swish_is_exact(size: float) -> None:
 
 def test_part_of_a_float_tensor_has_a_range_of_its_own() -> None:
     network = Network(1, 4, 1, 16)
-    part = network.add("Slice", "x", np.int64([0]), np.int64([1]), np.int64([1]))
+    part = network.add("Slice", "x", np.array([0], np.int64), np.array([1], np.int64), np.array([1], np.int64))
     network.add("MatMul", part, network.weights(16, 8), name="y")
     graph = prepare(load(network.model("y")), Scheme())
     plan = annotate(graph, Scheme())
@@ -527,15 +527,15 @@ def test_pass_through_ops(tmp_path: Path) -> None:
     """Pools and shape ops between layers compute on quantized values: no pair is left between the layers."""
     network = Network(*IMAGE)
     x = network.add("MaxPool", network.conv("x"), kernel_shape=[2, 2], strides=[2, 2])
-    x = network.add("Resize", x, "", np.float32([1, 1, 2, 2]), mode="nearest", nearest_mode="floor")
-    x = network.add("Slice", x, np.int64([0]), np.int64([8]), np.int64([2]))
+    x = network.add("Resize", x, "", np.array([1, 1, 2, 2], np.float32), mode="nearest", nearest_mode="floor")
+    x = network.add("Slice", x, np.array([0], np.int64), np.array([8], np.int64), np.array([2], np.int64))
     x = network.add("Transpose", x, perm=[0, 2, 3, 1])
-    x = network.add("Reshape", x, np.int64([1, 96, 8]))
+    x = network.add("Reshape", x, np.array([1, 96, 8], np.int64))
     left, right = network.add("Split", x, axis=1, outputs=2)
     x = network.add("Concat", left, right, axis=2)
-    x = network.add("Unsqueeze", x, np.int64([1]))
-    x = network.add("Squeeze", x, np.int64([1]))
-    x = network.add("Gather", x, np.int64([0, 3, 5]), axis=1)
+    x = network.add("Unsqueeze", x, np.array([1], np.int64))
+    x = network.add("Squeeze", x, np.array([1], np.int64))
+    x = network.add("Gather", x, np.array([0, 3, 5], np.int64), axis=1)
     y = network.add("MatMul", x, network.weights(16, 4))
     plan = check(network, y, int8={"QLinearConv": 1, "MatMulIntegerToFloat": 1, "DequantizeLinear": 0}, folder=tmp_path)
     assert len(plan.pass_through) == 10
@@ -606,7 +606,7 @@ def test_opset_is_raised_for_scales_per_channel(tmp_path: Path) -> None:
     """Opset 9: Upsample, Clip, Pad, Slice, Split, Squeeze and Softmax have other forms in opset 13."""
     network = Network(*IMAGE, opset=9)
     x = network.conv("x")
-    x = network.conv(network.add("Upsample", x, np.float32([1, 1, 2, 2]), mode="nearest"))
+    x = network.conv(network.add("Upsample", x, np.array([1, 1, 2, 2], np.float32), mode="nearest"))
     x = network.conv(network.add("Clip", x, min=-1.0, max=1.0))
     x = network.conv(network.add("Pad", x, pads=[0, 0, 1, 0, 0, 0, 0, 1], mode="constant", value=0.5))
     x = network.conv(network.add("Slice", x, starts=[1, 0], ends=[20, 9], axes=[2, 3]))
@@ -633,7 +633,7 @@ def test_openvino_computes_convolutions_and_products_in_int8() -> None:
         pytest.skip(find_runtime("openvino").available().detail)
     network = Network(*IMAGE)
     x = network.conv(network.add("HardSwish", network.conv("x")))
-    y = network.add("MatMul", network.add("Reshape", x, np.int64([8, 144])), network.weights(144, 10))
+    y = network.add("MatMul", network.add("Reshape", x, np.array([8, 144], np.int64)), network.weights(144, 10))
     _, quantized = quantize(load(network.model(y)), samples(network))
     assert executed_int8_fractions(quantized, ["openvino"]) == {"openvino": 1.0}
 
@@ -641,7 +641,7 @@ def test_openvino_computes_convolutions_and_products_in_int8() -> None:
 def test_weights_alone(tmp_path: Path) -> None:
     network = Network(*IMAGE)
     x = network.conv("x")
-    x = network.add("Reshape", x, np.int64([12, 1, 96]))
+    x = network.add("Reshape", x, np.array([12, 1, 96], np.int64))
     weights = (np.stack([network.weights(4 * 5, size)]) for size in (96, 5))
     x, _, _ = network.add("LSTM", x, *weights, hidden_size=5, outputs=3)
     y = network.add("MatMul", x, network.weights(5, 7))

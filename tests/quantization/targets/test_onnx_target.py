@@ -69,7 +69,7 @@ def network() -> Graph:
             *layer("projected", "depthwise", (1, 1, 28, 28), activation=""),
             node("sum", "AddV2", "projected", "joined"),
             *layer("last", "sum", (1, 1, 28, 16)),
-            constant("axes", np.int32([1, 2])),
+            constant("axes", np.array([1, 2], np.int32)),
             node("mean", "Mean", "last", "axes", keep_dims=False),
             constant("dense/w", random(16, 10)),
             constant("dense/b", random(10)),
@@ -253,7 +253,7 @@ def test_weights_are_rounded_to_nearest() -> None:
 
 def test_a_large_bias_makes_the_weights_coarser_instead_of_overflowing() -> None:
     nodes = layer("a", "x", (1, 1, 3, 4)) + layer("y", "a", (1, 1, 4, 4))
-    nodes = [constant("a/b", np.float32([1e9, 0, 0, 0])) if node.name == "a/b" else node for node in nodes]
+    nodes = [constant("a/b", np.array([1e9, 0, 0, 0], np.float32)) if node.name == "a/b" else node for node in nodes]
     quantized = convert(*calibrate(Graph.of([placeholder(1, SIZE, SIZE, 3), *nodes], ["x"], ["y"])))
     bias = quantized["a/biased/bias/codes"].value.array
     assert bias[0] > 1 << 28

@@ -62,7 +62,7 @@ TIED = {
 def make_tied(name: str, num_rows: int = 1000) -> Graph:
     table = RANDOM.standard_normal((num_rows, 32)).astype(np.float32)
     arrays = {"E": table, "Et": table.T.copy(), "H": table.astype(np.float16), "other": np.arange(7)[None]}
-    arrays |= {"w": (RANDOM.standard_normal((32, 32)) * 0.2).astype(np.float32), "scale": np.float32(5.6)[...]}
+    arrays |= {"w": (RANDOM.standard_normal((32, 32)) * 0.2).astype(np.float32), "scale": np.array(5.6, np.float32)}
     arrays["p"] = RANDOM.standard_normal((7, 32)).astype(np.float32)
     nodes = "\nh = MatMul(t, w)\nr = Relu(h)\n".join(TIED[name])
     graph = from_text(f"dialect: onnx\ninputs: ids\noutputs: y\nids = Placeholder[1x7](dtype=int64)\n{nodes}")

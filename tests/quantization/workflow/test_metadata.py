@@ -33,7 +33,7 @@ def network() -> Graph:
         constant("w", weights.astype(np.float32)),
         Node("conv", "Conv2D", ("x", "w"), attrs={"strides": (1, 1, 1, 1), "padding": b"SAME"}),
         Node("relu", "Relu", ("conv",)),
-        constant("axes", np.int32([1, 2])),
+        constant("axes", np.array([1, 2], np.int32)),
         Node("mean", "Mean", ("relu", "axes")),
         constant("d", dense.astype(np.float32)),
         Node("y", "MatMul", ("mean", "d")),

@@ -197,7 +197,7 @@ def test_dynamic_sizes_become_those_of_the_data(
 ) -> None:
     """A fully convolutional network, whose padding depends on the image size."""
     network = Network(x=(None, None, None, 3))
-    network.nodes.append(constant("axes", np.int32([1, 2])))
+    network.nodes.append(constant("axes", np.array([1, 2], np.int32)))
     steps = {"strides": (1, 2, 2, 1), "padding": b"SAME", "data_format": b"NHWC"}
     first = network.add("first", "Relu", network.add("conv", "Conv2D", "x", network.const("w", 3, 3, 3, 8), **steps))
     second = network.add(

@@ -53,7 +53,7 @@ def classifier(*, scale: float = 1 / 255, scales_itself: bool = True) -> Graph:
     nodes = (
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, SIZE, SIZE, 3))}),
         *(scaling if scales_itself else ()),
-        constant("shape", np.int32([-1, size])),
+        constant("shape", np.array([-1, size], np.int32)),
         Node("flat", "Reshape", ("scaled" if scales_itself else "x", "shape")),
         constant("weights", weights),
         Node("product", "MatMul", ("flat", "weights")),

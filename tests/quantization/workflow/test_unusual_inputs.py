@@ -55,7 +55,7 @@ CASES: Mapping[str, tuple[Graph, Mapping[str, Array]]] = {
     ),
     "one scalar for all samples": (
         network(placeholder("x", (None, 16)), placeholder("gain", ()), SCALED, vector="scaled"),
-        {"x": ROWS, "gain": np.float32(0.5)[...]},
+        {"x": ROWS, "gain": np.array(0.5, np.float32)},
     ),
     "string": (network(placeholder("audio", (), DType.STRING), DECODE, vector="decoded"), {"audio": BYTES}),
     "strings": (network(placeholder("audio", (None,), DType.STRING), DECODE, vector="decoded"), {"audio": BYTES}),

@@ -89,14 +89,14 @@ def test_a_low_agreement_is_the_first_reason_of_the_next_step() -> None:
     ("outputs", "is_constant"),
     [
         (np.eye(4, dtype=np.float32), False),
-        (np.tile(np.float32([0.1, 0.2, 0.3, 0.4]), (4, 1)), True),
-        (np.tile(np.float32([1, 0, 0, 0]), (4, 1)), True),  # a saturated softmax
+        (np.tile(np.array([0.1, 0.2, 0.3, 0.4], np.float32), (4, 1)), True),
+        (np.tile(np.array([1, 0, 0, 0], np.float32), (4, 1)), True),  # a saturated softmax
         (np.float32(RANDOM.normal(0, 1, (4, 4))), False),
         (np.float32(5 + 1e-5 * RANDOM.normal(0, 1, (4, 4))), True),
     ],
 )
 def test_outputs_that_barely_vary_are_found(outputs: Array, is_constant: bool) -> None:
-    feeds = [{"x": np.float32([[number]])} for number in range(len(outputs))]
+    feeds = [{"x": np.array([[number]], np.float32)} for number in range(len(outputs))]
     rows = [{"y": row[None]} for row in outputs]
     reference = FloatReference("4 samples", feeds=feeds, outputs=rows, classes=[(None,)] * len(outputs))
     doubts = find_doubts(qk.load(dense(np.eye(SIZE))), reference, Provenance())

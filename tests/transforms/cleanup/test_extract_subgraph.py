@@ -48,7 +48,7 @@ def test_subgraph_computes_values_of_original_graph(graph: Graph, data: st.DataO
     assert graph == copy
     assert [str(edge) for edge in part.outputs] == outputs
     all_outputs = graph.with_endpoints(["x"], [Edge(name) for name in ("x", *names)])
-    expected = run(all_outputs, {"x": np.float32([1, -2, 3, 5])})
+    expected = run(all_outputs, {"x": np.array([1, -2, 3, 5], np.float32)})
     actual = run(part, {edge.node: expected[edge.node] for edge in part.inputs})
     for name in outputs:
         np.testing.assert_array_equal(actual[name], expected[name])

@@ -162,7 +162,7 @@ def copies(count: int) -> Graph:
     nodes = [X]
     for number in range(count):
         nodes += [
-            constant(f"c{number}", np.float32([number % 7])),
+            constant(f"c{number}", np.array([number % 7], np.float32)),
             op(f"r{number}", "Relu", "x"),
             op(f"a{number}", "Add", f"r{number}", f"c{number}"),
             op(f"b{number}", "Neg", f"a{number}"),

@@ -13,7 +13,7 @@ from quantkit.recipes import rewrite
 from quantkit.runtimes import find_runtime
 from quantkit.transforms.cleanup.remove_dead_branches import remove_dead_branches
 
-X = np.float32([1, -2])
+X = np.array([1, -2], np.float32)
 
 
 def add_info(message: Any, name: str, kind: int = 1, *dims: int) -> None:

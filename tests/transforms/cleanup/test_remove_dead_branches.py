@@ -216,7 +216,7 @@ def test_tensorflow_1_conditionals_compute_same_outputs() -> None:
     after = rewrite(graph, "remove_dead_branches strip_unused_nodes fold_constants")
     assert "Merge" not in after.op_counts
     assert len(after) < 6
-    values = np.float32([[1, -2, 3], [0, 5, -6]])
+    values = np.array([[1, -2, 3], [0, 5, -6]], np.float32)
     np.testing.assert_array_equal(run_tensorflow(after, x=values)["y"], run_tensorflow(graph, x=values)["y"])
 
 

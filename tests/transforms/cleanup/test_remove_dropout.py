@@ -100,7 +100,7 @@ def test_remove_dropout_is_idempotent() -> None:
 
 def test_remove_dropout_runs_in_linear_time() -> None:
     def chain(count: int) -> Callable[[], object]:
-        nodes = [Node("x", "Placeholder"), constant("size", np.int32([2])), constant("keep", np.float32(0.5))]
+        nodes = [Node("x", "Placeholder"), constant("size", np.array([2], np.int32)), constant("keep", np.float32(0.5))]
         last = "x"
         for number in range(count):
             mask = (("u", "RandomUniform", "size"), ("a", "Add", f"u{number} keep"), ("m", "Floor", f"a{number}"))
@@ -132,7 +132,7 @@ def test_dropout_of_tensorflow_is_recognized() -> None:
     outcome = remove_dropout.outcome(graph)
     assert outcome.graph["y"].inputs == (Edge("x"),)
     assert outcome.skips == ()
-    values = np.float32([[1, 2, 3]])
+    values = np.array([[1, 2, 3]], np.float32)
     with open_session(outcome.graph, "tensorflow") as session:
         np.testing.assert_array_equal(session.run({"x": values})["y"], values)
 

@@ -188,11 +188,11 @@ def expressions(draw: st.DrawFn) -> Graph:
     """Generate long expressions with many inverse pairs of ops."""
     nodes = [
         placeholder((2, 2)),
-        constant("swap", np.int32([1, 0])),
-        constant("shape", np.int32([2, 2])),
+        constant("swap", np.array([1, 0], np.int32)),
+        constant("shape", np.array([2, 2], np.int32)),
         constant("c0", np.float32(1)),
         constant("c1", np.float32(0)),
-        constant("c2", np.float32([0.5, -3])),
+        constant("c2", np.array([0.5, -3], np.float32)),
         constant("c3", np.float32(-0.0)),
     ]
     edges = ["x"]
@@ -231,8 +231,8 @@ def test_simplify_arithmetic_runs_in_linear_time(op: str) -> None:
         other = {"Transpose": "swap", "Reshape": "shape", "Mul": "c", "AddV2": "c"}.get(op)
         nodes = [
             placeholder((2, 2)),
-            constant("swap", np.int32([1, 0])),
-            constant("shape", np.int32([4])),
+            constant("swap", np.array([1, 0], np.int32)),
+            constant("shape", np.array([4], np.int32)),
             constant("c", np.float32(1.5)),
         ]
         for number in range(count):

@@ -77,7 +77,7 @@ def test_outputs_stay_equal_for_uint8_input(graph: Graph, mean: tuple[float, ...
     assert (outcome.graph.inputs, outcome.graph.outputs) == (graph.inputs, graph.outputs)
     if outcome.changes:
         assert outcome.graph["x"].attrs["dtype"] is DType.UINT8
-        image = ((PIXELS - np.float64(mean or 0)) / np.float64(std or 1)).astype(np.float32)
+        image = ((PIXELS - np.array(mean or 0, np.float64)) / np.array(std or 1, np.float64)).astype(np.float32)
         expected, actual = outputs(graph, image), outputs(outcome.graph, PIXELS)
         for name, values in expected.items():
             np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=1e-5 * max(1, np.abs(values).max()))

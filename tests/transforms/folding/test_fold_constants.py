@@ -53,7 +53,7 @@ def test_each_output_of_a_node_becomes_a_constant() -> None:
     folded = fold_constants(
         graph_of(
             constant("axis", np.int32(0)),
-            constant("v", np.float32([1, 2])),
+            constant("v", np.array([1, 2], np.float32)),
             split,
             first,
             Node("y", "Mul", (Edge("a"), Edge("s", 1)), attrs=FLOAT),
@@ -61,7 +61,7 @@ def test_each_output_of_a_node_becomes_a_constant() -> None:
     )
     assert folded["a"].inputs[1] == Edge("s/_0__cf__0")
     assert folded["y"].inputs[1] == Edge("s/_1__cf__1")
-    assert folded["s/_1__cf__1"].value.array == np.float32([2])
+    assert folded["s/_1__cf__1"].value.array == np.array([2], np.float32)
 
 
 def test_new_names_do_not_clash() -> None:

@@ -83,7 +83,7 @@ def test_every_remaining_pad_is_skipped_with_reason(graph: Graph) -> None:
 
 def test_fold_pads_runs_in_linear_time() -> None:
     def chain(length: int) -> Graph:
-        widths = np.int32([[0, 0], [1, 1], [1, 1], [0, 0]])
+        widths = np.array([[0, 0], [1, 1], [1, 1], [0, 0]], np.int32)
         nodes = [
             placeholder((1, 4, 4, 1)),
             constant("widths", widths),

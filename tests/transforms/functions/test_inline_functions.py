@@ -130,7 +130,7 @@ def test_tensorflow_outputs_stay() -> None:
     assert not {op for op in after.op_counts if op.endswith("Call")}
     assert after.op_counts["Assert"] >= 3 if "Assert" in after.op_counts else any("If" in op for op in after.op_counts)
     assert len(after.library) < len(graph.library)
-    x = np.float32([[1, 2, 3], [4, 5, 6]])
+    x = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
     np.testing.assert_array_equal(run_tensorflow(after, x=x)["y"], run_tensorflow(graph, x=x)["y"])
     loaded = graphdef.decode(graphdef.encode(after)).with_endpoints(["x"], ["y"])
     np.testing.assert_array_equal(run_tensorflow(loaded, x=x)["y"], run_tensorflow(graph, x=x)["y"])

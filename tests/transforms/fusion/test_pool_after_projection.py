@@ -41,7 +41,7 @@ def towers(draw: st.DrawFn) -> Graph:
             inputs.insert(draw(st.integers(0, 1)), Edge(f"b{number}"))
         elif kind != "Relu":
             stride = draw(st.sampled_from([1, 1, 2]))
-            attrs |= AVERAGE | {"strides": (1, stride, stride, 1), "ksize": (1, draw(st.integers(1, 3)), 2, 1)}
+            attrs |= {**AVERAGE, "strides": (1, stride, stride, 1), "ksize": (1, draw(st.integers(1, 3)), 2, 1)}
         nodes.append(Node(name, kind, tuple(inputs), attrs=attrs))
         names.append(name)
     return Graph.of(nodes, ["x"], dict.fromkeys([names[-1], draw(st.sampled_from(names[1:]))]))

@@ -57,7 +57,7 @@ def test_weights_are_exact_to_rounding(values: Floats, to: str) -> None:
 
 @pytest.mark.parametrize("value", [65520.0, -1e30, 3.4e38])
 def test_values_out_of_range_are_skipped(value: float) -> None:
-    graph = graph_of(np.float32([1, value]))
+    graph = graph_of(np.array([1, value], np.float32))
     for weights_only in (True, False):
         outcome = convert_precision.outcome(graph, to="float16", weights_only=weights_only, minimum_size=1)
         assert outcome.graph == graph
@@ -67,13 +67,13 @@ def test_values_out_of_range_are_skipped(value: float) -> None:
 
 
 def test_infinite_and_nan_values_stay() -> None:
-    graph = graph_of(np.float32([np.nan, np.inf, 1]))
+    graph = graph_of(np.array([np.nan, np.inf, 1], np.float32))
     converted = convert_precision(graph, minimum_size=1)
-    np.testing.assert_array_equal(converted["w/float16"].value.array, np.float16([np.nan, np.inf, 1]))
+    np.testing.assert_array_equal(converted["w/float16"].value.array, np.array([np.nan, np.inf, 1], np.float16))
 
 
 def test_unknown_options_are_rejected() -> None:
-    graph = graph_of(np.float32([1]))
+    graph = graph_of(np.array([1], np.float32))
     with pytest.raises(RecipeError, match="'float8' is not a value of to"):
         convert_precision(graph, to="float8")
     with pytest.raises(RecipeError, match="keep=weihgts"):
@@ -179,34 +179,46 @@ def test_outputs_stay_within_tolerance(runtime: str, to: str, weights_only: bool
 
 
 # Shape of x, further inputs and attributes of each op.
-NUMBERS = np.float32([[1, 2], [-3, 0.5]])
+NUMBERS = np.array([[1, 2], [-3, 0.5]], np.float32)
 IMAGE = (1, 4, 4, 2)
 WINDOW: dict[str, object] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
 EXTRA: dict[str, tuple[tuple[int, ...], list[object], dict[str, object]]] = {
     "Conv2D": (IMAGE, [np.ones((3, 3, 2, 2), np.float32)], WINDOW),
     "DepthwiseConv2dNative": (IMAGE, [np.ones((3, 3, 2, 2), np.float32)], WINDOW),
     "MaxPool": (IMAGE, [], {**WINDOW, "ksize": (1, 2, 2, 1)}),
-    "BiasAdd": ((2, 2), [np.float32([1, 2])], {}),
+    "BiasAdd": ((2, 2), [np.array([1, 2], np.float32)], {}),
     "AddN": ((2, 2), [NUMBERS], {"N": 2}),
-    "Reshape": ((2, 2), [np.int32([4])], {}),
+    "Reshape": ((2, 2), [np.array([4], np.int32)], {}),
     "ExpandDims": ((2, 2), [np.int32(0)], {}),
     "ConcatV2": ((2, 2), [NUMBERS, np.int32(0)], {"N": 2, "Tidx": DType.INT32}),
-    "Pad": ((2, 2), [np.int32([[1, 0], [0, 2]])], {}),
-    "PadV2": ((2, 2), [np.int32([[1, 0], [0, 2]]), np.float32(3)], {}),
-    "MirrorPad": ((2, 2), [np.int32([[1, 0], [0, 1]])], {"mode": b"REFLECT"}),
-    "Transpose": ((2, 2), [np.int32([1, 0])], {}),
-    "Slice": ((2, 2), [np.int32([0, 1]), np.int32([2, 1])], {"Index": DType.INT32}),
-    "StridedSlice": ((2, 2), [np.int32([0]), np.int32([1]), np.int32([1])], {"Index": DType.INT32}),
-    "SplitV": ((2, 2), [np.int32([1, 1]), np.int32(0)], {"num_split": 2, "Tlen": DType.INT32}),
+    "Pad": ((2, 2), [np.array([[1, 0], [0, 2]], np.int32)], {}),
+    "PadV2": ((2, 2), [np.array([[1, 0], [0, 2]], np.int32), np.float32(3)], {}),
+    "MirrorPad": ((2, 2), [np.array([[1, 0], [0, 1]], np.int32)], {"mode": b"REFLECT"}),
+    "Transpose": ((2, 2), [np.array([1, 0], np.int32)], {}),
+    "Slice": ((2, 2), [np.array([0, 1], np.int32), np.array([2, 1], np.int32)], {"Index": DType.INT32}),
+    "StridedSlice": (
+        (2, 2),
+        [np.array([0], np.int32), np.array([1], np.int32), np.array([1], np.int32)],
+        {"Index": DType.INT32},
+    ),
+    "SplitV": ((2, 2), [np.array([1, 1], np.int32), np.int32(0)], {"num_split": 2, "Tlen": DType.INT32}),
     "Pack": ((2, 2), [NUMBERS], {"N": 2}),
     "Unpack": ((2, 2), [], {"num": 2}),
-    "Tile": ((2, 2), [np.int32([2, 1])], {}),
-    "Max": ((2, 2), [np.int32([0])], {}),
-    "Min": ((2, 2), [np.int32([0])], {}),
+    "Tile": ((2, 2), [np.array([2, 1], np.int32)], {}),
+    "Max": ((2, 2), [np.array([0], np.int32)], {}),
+    "Min": ((2, 2), [np.array([0], np.int32)], {}),
     "SpaceToDepth": (IMAGE, [], {"block_size": 2}),
     "DepthToSpace": ((1, 2, 2, 4), [], {"block_size": 2}),
-    "SpaceToBatchND": (IMAGE, [np.int32([2, 2]), np.int32([[0, 0], [0, 0]])], {"Tpaddings": DType.INT32}),
-    "BatchToSpaceND": ((4, 2, 2, 1), [np.int32([2, 2]), np.int32([[0, 0], [0, 0]])], {"Tcrops": DType.INT32}),
+    "SpaceToBatchND": (
+        IMAGE,
+        [np.array([2, 2], np.int32), np.array([[0, 0], [0, 0]], np.int32)],
+        {"Tpaddings": DType.INT32},
+    ),
+    "BatchToSpaceND": (
+        (4, 2, 2, 1),
+        [np.array([2, 2], np.int32), np.array([[0, 0], [0, 0]], np.int32)],
+        {"Tcrops": DType.INT32},
+    ),
     **{
         op: ((2, 2), [NUMBERS], {})
         for op in (

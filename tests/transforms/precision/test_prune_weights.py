@@ -108,7 +108,7 @@ def test_biases_small_weights_and_integers_stay() -> None:
 
 
 def test_not_a_number_stays() -> None:
-    after = prune(np.float32([[np.nan, 1, 2, np.inf]]), sparsity=0.75)
+    after = prune(np.array([[np.nan, 1, 2, np.inf]], np.float32), sparsity=0.75)
     assert np.isnan(after[0, 0])
     assert after[0, 1:].tolist() == [0, 0, 0]
 

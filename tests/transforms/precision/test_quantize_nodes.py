@@ -49,8 +49,8 @@ EACH: Mapping[str, tuple[Node, ...]] = {
     "Mul": (constant("k", random(4)), op("y", "Mul", "x", "k")),
     "Relu": (op("y", "Relu", "x"),),
     "Relu6": (op("y", "Relu6", "x"),),
-    "ResizeBilinear": (constant("k", np.int32([5, 5])), op("y", "ResizeBilinear", "x", "k")),
-    "Reshape": (constant("k", np.int32([-1, 8])), op("y", "Reshape", "x", "k")),
+    "ResizeBilinear": (constant("k", np.array([5, 5], np.int32)), op("y", "ResizeBilinear", "x", "k")),
+    "Reshape": (constant("k", np.array([-1, 8], np.int32)), op("y", "Reshape", "x", "k")),
 }
 
 
@@ -296,11 +296,11 @@ def test_missing_attributes_have_defaults() -> None:
 
 @pytest.mark.engine
 def test_rare_attributes_are_copied() -> None:
-    size = constant("k", np.int32([5, 5]))
+    size = constant("k", np.array([5, 5], np.int32))
     graph = graph_of(size, op("y", "ResizeBilinear", "x", "k", half_pixel_centers=True))
     assert quantize_nodes(graph)["y/eightbit"].attrs["half_pixel_centers"] is True
     check_close_to_float(graph, tolerance=0.02)
-    graph = graph_of(constant("k", np.int64([-1, 8])), op("y", "Reshape", "x", "k", Tshape=DType.INT64))
+    graph = graph_of(constant("k", np.array([-1, 8], np.int64)), op("y", "Reshape", "x", "k", Tshape=DType.INT64))
     check_types(quantize_nodes(graph))
     check_close_to_float(graph, tolerance=0.02)
 

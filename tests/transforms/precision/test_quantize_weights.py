@@ -125,7 +125,7 @@ def test_names_order_and_attributes_equal_classic_tool() -> None:
 
 def test_constants_in_loop_keep_control_dependencies() -> None:
     source = Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape(())})
-    weights = constant("w", np.float32([1, 2])).with_(controls=("x",))
+    weights = constant("w", np.array([1, 2], np.float32)).with_(controls=("x",))
     after = quantize_weights(Graph.of([source, weights], ["x"], ["w"]), minimum_size=1)
     assert [after[f"w_quantized_{part}"].controls for part in ("const", "min", "max")] == [("x",)] * 3
 
@@ -145,7 +145,7 @@ def test_lazy_tensor_is_computed_once() -> None:
 
 @pytest.mark.parametrize("missing", ["dtype", "value"])
 def test_constant_without_type_or_value_is_rejected(missing: str) -> None:
-    broken = constant("w", np.float32([1])).with_attrs(**{missing: None})
+    broken = constant("w", np.array([1], np.float32)).with_attrs(**{missing: None})
     with pytest.raises(GraphError, match=f"^No '{missing}' attribute for Const node w$"):
         quantize_weights(Graph.of([broken], [], ["w"]))
 

@@ -32,7 +32,7 @@ def test_error_is_half_a_step_and_values_are_few(values: Floats, num_steps: int)
 
 
 def test_values_become_midpoints_of_steps() -> None:
-    values = np.float32([0, 0.9, 1, 1.9, 2, 2.5, 3, 3.5, 4, 4, 4, 4, 4, 4, 4, 4])
+    values = np.array([0, 0.9, 1, 1.9, 2, 2.5, 3, 3.5, 4, 4, 4, 4, 4, 4, 4, 4], np.float32)
     assert round_values(values, 4).tolist() == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5, 3.5, 3.5, *[3.5] * 8]
 
 
@@ -42,7 +42,7 @@ def test_constant_small_and_nan_tensors_stay(values: npt.NDArray[np.float64]) ->
 
 
 def test_infinite_values_stay_and_others_round() -> None:
-    values = np.float32([np.inf, -np.inf, np.nan, *range(17)])
+    values = np.array([np.inf, -np.inf, np.nan, *range(17)], np.float32)
     after = round_values(values, 4)
     np.testing.assert_array_equal(after[:3], values[:3])
     assert set(after[3:]) == {2, 6, 10, 14}
