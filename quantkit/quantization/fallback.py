@@ -84,7 +84,7 @@ class LayerRanking(NamedTuple):
             loss: loss of the measured choice.
             max_drop: largest accepted drop.
         """
-        if loss.kind != ERROR or not self.prediction.holds:
+        if loss.kind != ERROR:
             return False
         increase = self.predict(choice) / max(self.predict(measured), np.finfo(np.float64).tiny)
         return loss.drop * increase > max_drop * 10 ** (self.prediction.interval_db / 20)

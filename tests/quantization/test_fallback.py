@@ -94,10 +94,10 @@ def test_a_drop_without_a_small_predicted_error_is_searched_by_bisection() -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "holds", "is_saved"), [(ERROR, True, True), (ERROR, False, False), (TOP1, True, False)]
+    ("kind", "interval_db", "is_saved"), [(ERROR, 1.0, True), (ERROR, 40.0, False), (TOP1, 1.0, False)]
 )
 def test_layers_whose_predicted_error_is_far_above_the_limit_are_not_measured_again(
-    kind: str, holds: bool, is_saved: bool
+    kind: str, interval_db: float, is_saved: bool
 ) -> None:
     names = [f"layer{number}" for number in range(16)]
     measured = []
@@ -109,7 +109,7 @@ def test_layers_whose_predicted_error_is_far_above_the_limit_are_not_measured_ag
         measured.append(floats)
         return Loss(error(floats), 0.0, kind)
 
-    ranking = LayerRanking(names, error, ErrorPrediction({}, 0.5, 1.0, holds, 8))
+    ranking = LayerRanking(names, error, ErrorPrediction({}, 0.5, interval_db, True, 8))
     result = search(names, measure, max_drop=0.05, seconds=1e6, rank=lambda: ranking)
     assert result.keep_float == set(names[:8])
     # All layers in int8, the predicted number of float layers, one less.
