@@ -4,7 +4,7 @@
 
 The networks are those of `support/portable_networks.py`. Each is quantized on the same samples: ``cpu`` for the target
 ``onnx``, ``gpu`` for ``tensorrt``, and ``half`` is ``gpu`` with float16 for the float layers. The SQNR to the float
-model is that of ONNX Runtime on the CPU.
+model is that of ONNX Runtime on the CPU; ``paired_loss_db`` compares the samples in pairs.
 With --observers, the first samples are quantized without trials instead: with the ranges of each observer, and in each
 number format: ``cpu`` is the target ``onnx``, ``padded`` has zero points of all tensors, with Pad ops before padded
 convolutions (activations ``qint8 affine`` in the scheme). ``edges`` compares the SQNR of each tensor that both targets
@@ -38,6 +38,7 @@ from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # 
 
 import quantkit as qk  # noqa: E402
 from quantkit import formats  # noqa: E402
+from quantkit.benchmark.statistics.student import quantile  # noqa: E402
 from quantkit.errors import UnavailableError, UsageError  # noqa: E402
 from quantkit.ir.graph import Edge, Graph  # noqa: E402
 from quantkit.quantization import Scheme, annotate, calibrate, prepare  # noqa: E402
@@ -179,8 +180,8 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
     expected = run_model(network.path, network)
     row = {**row, "name": name, "samples": len(network.samples)}
 
-    def loss(kind: str) -> float:
-        return float(sqnr(expected, run_model(build / f"{name}.{kind}.onnx", network)))
+    def outputs_of(kind: str) -> Outputs:
+        return run_model(build / f"{name}.{kind}.onnx", network)
 
     if observers:
         try:
@@ -191,7 +192,9 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
     if not reuse:
         results = {kind: quantize(network, KINDS[kind], build / f"{name}.{kind}.onnx") for kind in KINDS}
         replace(results["gpu"].conversion, float_parts=FLOAT16).write(build / f"{name}.half.onnx")
-    row["sqnr"] = {kind: loss(kind) for kind in (*KINDS, "half")}
+    outputs = {kind: outputs_of(kind) for kind in (*KINDS, "half")}
+    row["sqnr"] = {kind: float(sqnr(expected, values)) for kind, values in outputs.items()}
+    row["paired_loss_db"] = compare_samples(expected, outputs)
     row["findings"] = {
         kind: dict(Counter(f"{finding.effect}: {finding.kind}" for finding in find_findings(build, name, kind)))
         for kind in row["sqnr"]
@@ -207,6 +210,19 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
     except UnavailableError as error:
         row["float"] = error.message
     return row
+
+
+def compare_samples(expected: Outputs, outputs: dict[str, Outputs]) -> list[float]:
+    """Return the mean loss of a sample from ``cpu`` to ``gpu`` in dB, and half of its 95 % interval.
+
+    The SQNR of all samples is that of the few with most noise; the pairs show whether a difference is one of the form.
+    """
+    samples = [
+        [sqnr([exact], [values]) for exact, values in zip(expected, outputs[kind], strict=True)] for kind in KINDS
+    ]
+    losses = np.subtract(*samples)
+    deviation = quantile(0.95, len(losses) - 1) * losses.std(ddof=1) / np.sqrt(len(losses))
+    return [round(float(losses.mean()), 2), round(float(deviation), 2)]
 
 
 def build_of(result: Build) -> dict[str, Any]:
@@ -238,6 +254,11 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "half_of_the_levels_db": round(20 * float(np.log10(UNSIGNED_LEVELS / SIGNED_LEVELS)), 2),
         "loss_db": losses,
         "within_half_a_db": sum(loss <= 0.5 for loss in losses.values()),
+        "significant_loss_db": {
+            row["name"]: row["paired_loss_db"][0]
+            for row in rows
+            if "paired_loss_db" in row and row["paired_loss_db"][0] - row["paired_loss_db"][1] > 0
+        },
         "median_loss_db": round(float(np.median([*losses.values()] or [0.0])), 2),
         "half_loss_db": {name: round(pair["gpu"] - pair["half"], 2) for name, pair in pairs.items()},
         "tensors": {
