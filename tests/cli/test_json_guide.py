@@ -45,7 +45,7 @@ COMMANDS = [
         "benchmark",
         ("benchmark", "digits@reference", "--precision", "float32,bfloat16", "--runs", "1", "--processes", "1"),
     ),
-    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "2s")),
+    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "4s")),
     ("summarize", ("summarize", "digits")),
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
     ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),

@@ -46,8 +46,11 @@ MAX_PADDED_LOSS = 0.8
 
 # Largest fraction of the layers that may become float, and the number that may in any case.
 MAX_LAYERS, MIN_LAYERS = 0.25, 2
-# Number of layers, those with the noisiest inputs, that are tried one after the other.
+# Number of layers, those with the largest fractions of the noise, that are tried one after the other.
 NUM_NOISY_LAYERS = 4
+# Runs that measure the fractions, and the least fraction of the noise that remains for a trial, which then needs
+# 1 - `MAX_FLOAT_LOSS`**2 to succeed: a few runs show less or more.
+FRACTION_RUNS, MIN_NOISE_FRACTION = 2, 0.25
 # Largest fractions of the MACs of the last layers that may become float, and of the loss that may then remain.
 LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.05, MAX_FLOAT_LOSS))
 # Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
@@ -120,6 +123,8 @@ SUPPORTED_BY = {
     "MAX_LAYERS": _LOSSY,
     "MIN_LAYERS": ("dtln_2", "silero_vad_op15"),
     "NUM_NOISY_LAYERS": _NOISY,
+    "FRACTION_RUNS": _NOISY,
+    "MIN_NOISE_FRACTION": _NOISY,
     "LAST_LAYERS": _LAST,
     "DRIFT_ERROR": ("gtcrn_stream", "silero_vad_op15"),
     "DRIFT_FRACTIONS": ("gtcrn_stream", "silero_vad_op15"),

@@ -15,7 +15,7 @@ from quantkit.quantization.calibration import choose_float_runtime
 from quantkit.quantization.fallback import LayerRanking
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.cost import predict_costs
-from quantkit.quantization.precision.decision import ErrorPrediction
+from quantkit.quantization.precision.decision import ERROR, ErrorPrediction, as_decisions
 from quantkit.quantization.precision.error import ErrorProbe, tap_outputs
 from quantkit.quantization.precision.search import FloatSearch
 from quantkit.quantization.precision.switches import switch_quantization
@@ -53,6 +53,34 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
     except QuantkitError as error:
         options.on_message(f"each layer is measured by itself: {error.message}")
         return None
+
+
+def measure_noise_fractions(conversion: Conversion, reference: FloatReference, options: Options) -> dict[str, float]:
+    """Return the fraction of the noise of the outputs that each layer causes, and that is missing if it alone is float.
+
+    Args:
+        conversion: conversion with the layers.
+        reference: outputs of the float model; the first `policy.FRACTION_RUNS` runs count.
+        options: options of the quantization.
+
+    Returns:
+        Fraction by layer, the largest first; empty if the runs would take too long, or there is no noise.
+
+    Raises:
+        UnavailableError, GraphError: no runtime can run the float graph.
+    """
+    plan = conversion.plan
+    with _open_probe(conversion, reference, options, 0 if reference.states else policy.FRACTION_RUNS) as probe:
+        total = 0.0 if probe is None else probe.noise(probe.switched.switches(plan))
+        if probe is None or not total:
+            return {}
+        fractions = {}
+        for number, pattern in enumerate(plan.patterns):
+            options.on_progress(Progress("measuring the errors of the layers", number, len(plan.patterns)))
+            decisions = as_decisions({pattern.layer: "to measure its noise"}, ERROR)
+            without = probe.switched.switches(conversion.keep_float(decisions).plan)
+            fractions[pattern.layer] = 1 - probe.noise(without) / total
+    return dict(sorted(fractions.items(), key=lambda item: -item[1]))
 
 
 def find_search(
@@ -108,8 +136,16 @@ def _predict(search: FloatSearch, probe: ErrorProbe, reference: FloatReference) 
 
 
 @contextmanager
-def _open_probe(conversion: Conversion, reference: FloatReference, options: Options) -> Iterator[ErrorProbe | None]:
+def _open_probe(
+    conversion: Conversion, reference: FloatReference, options: Options, runs: int = 0
+) -> Iterator[ErrorProbe | None]:
     """Open the switched graph; None if the error signals of one run would take too long.
+
+    Args:
+        conversion: conversion with the layers.
+        reference: outputs of the float model.
+        options: options of the quantization.
+        runs: number of runs; 0 for as many as error signals need.
 
     Raises:
         UnavailableError, GraphError: no runtime can run the graph.
@@ -126,5 +162,5 @@ def _open_probe(conversion: Conversion, reference: FloatReference, options: Opti
         run(1)
         seconds = max((perf_counter() - start) * len(switched), 1e-9)
         limit = int(policy.SIGNAL_FRACTION * options.seconds / seconds)
-        count = min(count_runs(reference.outputs, states), len(reference.feeds), limit)
+        count = min(runs or count_runs(reference.outputs, states), len(reference.feeds), limit)
         yield run(count) if count else None

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import ceil
 
+from quantkit.errors import QuantkitError
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import ERROR, as_decisions
 from quantkit.quantization.report.census import count_node_macs
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.error_signals import measure_noise_fractions
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
 
@@ -65,38 +67,48 @@ def _find_last_layers(conversion: Conversion) -> list[str]:
 
 
 def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without the layers whose quantized inputs cause most of the loss.
+    """Return the conversion without the layers whose int8 form causes most of the loss.
 
-    The layers are tried one after the other, those with the noisiest inputs first.
+    The noise of each layer is measured on a few samples, in one session of the float graph. The layers with most noise
+    are tried one after the other, if it is large enough for a trial to succeed. One layer at least stays in int8.
     """
-    max_layers = max(
-        policy.MAX_LAYERS * sum(bool(pattern.weights) for pattern in conversion.plan.patterns), policy.MIN_LAYERS
-    )
-    noisiest = {
-        layer: f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB"
-        for layer, sqnr in islice(_noisiest_layers(conversion), policy.NUM_NOISY_LAYERS)
-    }
-    num_float = 0
-    for layer, reason in noisiest.items():
-        if num_float + 1 > max_layers or trials.is_good(conversion):
+    if trials.is_good(conversion):
+        return conversion
+    num_layers = sum(bool(pattern.weights) for pattern in conversion.plan.patterns)
+    max_layers = min(max(policy.MAX_LAYERS * num_layers, policy.MIN_LAYERS), num_layers - 1)
+    try:
+        fractions = measure_noise_fractions(conversion, trials.samples, options)
+    except QuantkitError as error:
+        trials.report_failure(error)
+        return conversion
+    num_float, rest = 0, 1.0
+    for layer, fraction in islice(fractions.items(), policy.NUM_NOISY_LAYERS):
+        is_small = fraction < policy.MIN_NOISE_FRACTION * rest
+        if is_small or num_float + 1 > max_layers or trials.is_good(conversion):
             break
-        alternative = _try_float(conversion, {layer: reason}, policy.MAX_FLOAT_LOSS, trials, options)
-        num_float += alternative is not conversion
-        conversion = alternative
-    return conversion if num_float else _exclude_noisy_pair(conversion, noisiest, trials, options)
+        reasons = {layer: _describe_fraction(fraction)}
+        alternative = _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
+        if alternative is not conversion:
+            num_float, rest, conversion = num_float + 1, max(rest - fraction, 0.0), alternative
+    return conversion if num_float else _exclude_noisy_pair(conversion, fractions, trials, options)
+
+
+def _describe_fraction(fraction: float) -> str:
+    return f"the int8 form of the layer causes {max(fraction, 0):.0%} of the noise of the outputs"
 
 
 def _exclude_noisy_pair(
-    conversion: Conversion, noisiest: Mapping[str, str], trials: Trials, options: Options
+    conversion: Conversion, fractions: Mapping[str, float], trials: Trials, options: Options
 ) -> Conversion:
-    """Return the conversion without the two noisiest layers if that reduces the loss.
+    """Return the conversion without the two layers with the largest fractions of the noise if that reduces the loss.
 
     If the outputs of layers are quantized before a float activation, a tensor between two layers is rounded twice: one
     float layer removes only one of the two errors.
     """
-    if not conversion.plan.scheme.quantize_outputs or len(noisiest) <= 1 or trials.is_good(conversion):
+    if not conversion.plan.scheme.quantize_outputs or len(fractions) <= 1 or trials.is_good(conversion):
         return conversion
-    return _try_float(conversion, dict(islice(noisiest.items(), 2)), policy.MAX_FLOAT_LOSS, trials, options)
+    reasons = {layer: _describe_fraction(fraction) for layer, fraction in islice(fractions.items(), 2)}
+    return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
 
 
 def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:

@@ -137,7 +137,7 @@ def test_callbacks_receive_progress_and_messages(has_alternatives: bool, monkeyp
     stages = {
         *("preparing the graph", "calibrating", "computing the ranges", "running the float model", "searching"),
         *("writing the model", "measuring the accuracy", "measuring the calibrated model"),
-        *(("comparing alternatives",) if has_alternatives else ()),
+        *(("comparing alternatives", "measuring the errors of the layers") if has_alternatives else ()),
     }
     assert {report.stage for report in reports} == stages
     assert Progress("calibrating", 12, 12) in reports
