@@ -75,6 +75,16 @@ def test_quantize_compares_outputs_of_varying_size(name: str, tmp_path: Path) ->
     assert all(0.9 < ratio <= 1 and equal < len(IMAGES) for equal, ratio in accuracy.sqnr.sizes.values())
 
 
+@pytest.mark.parametrize("name", ["thresholds", "indices"])
+def test_max_drop_measures_each_layer_where_errors_do_not_add_up(name: str, tmp_path: Path) -> None:
+    messages: list[str] = []
+    task = "detection" if name in DETECTORS else "text"
+    result = qk.quantize(write(name, tmp_path), IMAGES, runs=0, task=task, max_drop=0.001, on_message=messages.append)
+    assert result.report.fallback is not None
+    assert result.report.fallback.is_complete
+    assert any(message.startswith("each layer is measured by itself: ") for message in messages)
+
+
 def test_quantize_reports_sizes_without_a_task(tmp_path: Path) -> None:
     sqnr = qk.quantize(write("thresholds", tmp_path), IMAGES, runs=0).report.accuracy.sqnr
     assert sqnr is not None

@@ -100,7 +100,7 @@ def test_the_accuracy_of_a_recurrent_model_includes_the_errors_of_its_states() -
 
 def test_layers_of_a_drifting_model_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "DRIFT_ERROR", 0.0)
-    monkeypatch.setattr("quantkit.quantization.precision.policy.GOOD_ERROR", 1e-4)
+    monkeypatch.setattr(policy, "GOOD_STATE_ERROR", 0.0)
     feeds, _ = record(40)
     messages: list[str] = []
     result = qk.quantize(network(), feeds, runs=0, on_message=messages.append)

@@ -16,6 +16,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
+from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization.precision import policy
@@ -132,6 +133,9 @@ class ErrorProbe:
     ) -> None:
         """Run the float model.
 
+        Raises:
+            UnavailableError: the graph has no real output, or the sizes of an output depend on values.
+
         Args:
             switched: graph with a switch for each quantization.
             session: session of `tap_outputs` of the graph.
@@ -142,6 +146,8 @@ class ErrorProbe:
         self.switched = switched
         self._session, self._feeds, self._recorded, self._states = session, feeds, outputs, states
         self._float = self._outputs(np.zeros(len(switched), bool))
+        if not self._float:
+            raise UnavailableError("no output has real values, whose errors could be added", hint="omit this step")
         self._power = [max(float(values @ values), np.finfo(np.float64).tiny) for values in self._float]
 
     @property
@@ -180,6 +186,12 @@ class ErrorProbe:
             feeds = loop.feeds(dict(recorded))
             values = self._session.run({**feeds, self.switched.input: switches})
             outputs = {name: values[info.name] for name, info in zip(expected, self._session.outputs, strict=True)}
+            for name, array in outputs.items():
+                if array.shape != expected[name].shape:
+                    raise UnavailableError(
+                        f"the sizes of output {name!r} depend on values: its errors do not add up",
+                        hint="omit this step",
+                    )
             loop.add(expected, {name: array.copy() for name, array in outputs.items()})
             names = [name for name in outputs if name not in states] or list(outputs)
             runs.append(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import ceil
 
-from quantkit.errors import QuantkitError
+from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import ERROR, as_decisions
@@ -77,37 +77,56 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
     num_layers = sum(bool(pattern.weights) for pattern in conversion.plan.patterns)
     max_layers = min(max(policy.MAX_LAYERS * num_layers, policy.MIN_LAYERS), num_layers - 1)
     try:
-        fractions = measure_noise_fractions(conversion, trials.samples, options)
+        causes = _find_causes(conversion, trials, options)
     except QuantkitError as error:
         trials.report_failure(error)
         return conversion
     num_float, rest = 0, 1.0
-    for layer, fraction in islice(fractions.items(), policy.NUM_NOISY_LAYERS):
+    for layer, (fraction, reason) in islice(causes.items(), policy.NUM_NOISY_LAYERS):
         is_small = fraction < policy.MIN_NOISE_FRACTION * rest
         if is_small or num_float + 1 > max_layers or trials.is_good(conversion):
             break
-        reasons = {layer: _describe_fraction(fraction)}
-        alternative = _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
+        alternative = _try_float(conversion, {layer: reason}, policy.MAX_FLOAT_LOSS, trials, options)
         if alternative is not conversion:
             num_float, rest, conversion = num_float + 1, max(rest - fraction, 0.0), alternative
-    return conversion if num_float else _exclude_noisy_pair(conversion, fractions, trials, options)
+    return conversion if num_float else _exclude_noisy_pair(conversion, causes, trials, options)
 
 
-def _describe_fraction(fraction: float) -> str:
-    return f"the int8 form of the layer causes {max(fraction, 0):.0%} of the noise of the outputs"
+def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> dict[str, tuple[float, str]]:
+    """Return the fraction of the noise that each layer causes, and the reason to keep it in float, most noise first.
+
+    Where the noise of the outputs is not measured, for example because their sizes depend on values, the layers with
+    the noisiest tensors come first, with a fraction of 1.
+
+    Raises:
+        GraphError: no runtime can run the float graph.
+    """
+    try:
+        fractions = measure_noise_fractions(conversion, trials.samples, options)
+    except UnavailableError:
+        fractions = {}
+    if fractions:
+        return {
+            layer: (fraction, f"the int8 form of the layer causes {max(fraction, 0):.0%} of the noise of the outputs")
+            for layer, fraction in fractions.items()
+        }
+    return {
+        layer: (1.0, f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB")
+        for layer, sqnr in _noisiest_layers(conversion)
+    }
 
 
 def _exclude_noisy_pair(
-    conversion: Conversion, fractions: Mapping[str, float], trials: Trials, options: Options
+    conversion: Conversion, causes: Mapping[str, tuple[float, str]], trials: Trials, options: Options
 ) -> Conversion:
-    """Return the conversion without the two layers with the largest fractions of the noise if that reduces the loss.
+    """Return the conversion without the two layers that cause most of the noise if that reduces the loss.
 
     If the outputs of layers are quantized before a float activation, a tensor between two layers is rounded twice: one
     float layer removes only one of the two errors.
     """
-    if not conversion.plan.scheme.quantize_outputs or len(fractions) <= 1 or trials.is_good(conversion):
+    if not conversion.plan.scheme.quantize_outputs or len(causes) <= 1 or trials.is_good(conversion):
         return conversion
-    reasons = {layer: _describe_fraction(fraction) for layer, fraction in islice(fractions.items(), 2)}
+    reasons = {layer: reason for layer, (_, reason) in islice(causes.items(), 2)}
     return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
 
 
