@@ -345,13 +345,18 @@ def test_inputs_keep_their_order() -> None:
     assert onnx.decode(onnx.encode(reordered)).inputs == (Edge("a"), Edge("b"))
 
 
-def test_initializers_before_version_4_are_inputs_only_if_all_are() -> None:
+def graph_of_version_3() -> Graph:
+    """Return a graph whose initializer ``w`` is also an input."""
     message = message_class("ModelProto")(ir_version=3)
     message.graph.input.extend([info("x", 2), info("w", 2)])
     message.graph.output.append(info("y", 2))
     message.graph.initializer.add(name="w", dims=[2], data_type=1, float_data=[1, 2])
     add_node(message.graph, "Mul", ["x", "w"], ["y"])
-    graph = onnx.decode(message.SerializeToString())
+    return onnx.decode(message.SerializeToString())
+
+
+def test_initializers_before_version_4_are_inputs_only_if_all_are() -> None:
+    graph = graph_of_version_3()
     saved = message_class("ModelProto").FromString(onnx.encode(graph))
     assert saved.ir_version == 3
     assert [value.name for value in saved.graph.input] == ["x", "w"]
@@ -363,12 +368,7 @@ def test_initializers_before_version_4_are_inputs_only_if_all_are() -> None:
 
 @pytest.mark.parametrize("array", [np.array([1, 2], np.float16), np.array([[1], [2]], np.float32)])
 def test_initializers_that_are_inputs_state_their_new_type(array: Array) -> None:
-    message = message_class("ModelProto")(ir_version=3)
-    message.graph.input.extend([info("x", 2), info("w", 2)])
-    message.graph.output.append(info("y", 2))
-    message.graph.initializer.add(name="w", dims=[2], data_type=1, float_data=[1, 2])
-    add_node(message.graph, "Mul", ["x", "w"], ["y"])
-    graph = onnx.decode(message.SerializeToString())
+    graph = graph_of_version_3()
     graph = graph.with_nodes([*graph.nodes.values(), graph["w"].with_attrs(value=Tensor.of(array))])
     saved = message_class("ModelProto").FromString(onnx.encode(graph)).graph.input[1].type.tensor_type
     assert saved.elem_type == NUMBERS[DType.of(array.dtype)]
