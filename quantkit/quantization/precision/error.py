@@ -147,7 +147,7 @@ class ErrorProbe:
         self._session, self._feeds, self._recorded, self._states = session, feeds, outputs, states
         self._float = self._outputs(np.zeros(len(switched), bool))
         if not self._float:
-            raise UnavailableError("no output has real values, whose errors could be added", hint="omit this step")
+            raise UnavailableError("no output has real values, whose errors could be added")
         self._power = [max(float(values @ values), np.finfo(np.float64).tiny) for values in self._float]
 
     @property
@@ -188,10 +188,7 @@ class ErrorProbe:
             outputs = {name: values[info.name] for name, info in zip(expected, self._session.outputs, strict=True)}
             for name, array in outputs.items():
                 if array.shape != expected[name].shape:
-                    raise UnavailableError(
-                        f"the sizes of output {name!r} depend on values: its errors do not add up",
-                        hint="omit this step",
-                    )
+                    raise UnavailableError(f"the sizes of output {name!r} depend on values: its errors do not add up")
             loop.add(expected, {name: array.copy() for name, array in outputs.items()})
             names = [name for name in outputs if name not in states] or list(outputs)
             runs.append(

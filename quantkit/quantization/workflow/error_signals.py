@@ -67,7 +67,8 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
         Fraction by layer, the largest first; empty if the runs would take too long, or there is no noise.
 
     Raises:
-        UnavailableError, GraphError: no runtime can run the float graph.
+        UnavailableError: no runtime can run the float graph, no output is real, or the sizes of one depend on values.
+        GraphError: a runtime rejects the float graph.
     """
     plan = conversion.plan
     with _open_probe(conversion, reference, options, 0 if reference.states else policy.FRACTION_RUNS) as probe:
