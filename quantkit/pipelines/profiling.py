@@ -23,7 +23,7 @@ from quantkit.pipelines.stage_model import (
     StageTime,
     configured_limit,
     cores_limit,
-    count_elements,
+    model_extent,
     read_model,
 )
 from quantkit.runtimes.tensorflow_library import import_tensorflow
@@ -184,7 +184,7 @@ def profile_dataset(dataset: Any, seconds: float, step_seconds: float | None = N
 
 
 def _longer_model(tf: Any, iterator: Any, model: Any) -> Any:
-    """Return the present model of an iterator, or the given one if its epoch has more elements.
+    """Return the present model of an iterator, or the given one if its epoch has more stages or more elements.
 
     Raises:
         UnavailableError: TensorFlow has no model of the pipeline.
@@ -193,7 +193,7 @@ def _longer_model(tf: Any, iterator: Any, model: Any) -> Any:
         present = tf.data.experimental.get_model_proto(iterator)
     except Exception as error:  # TensorFlow raises errors of many types
         raise UnavailableError(f"the pipeline cannot be profiled: {one_line(str(error))}") from error
-    return model if model and count_elements(model) > count_elements(present) else present
+    return model if model and model_extent(model) > model_extent(present) else present
 
 
 def _read_bytes() -> int | None:

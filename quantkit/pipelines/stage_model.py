@@ -80,9 +80,7 @@ def read_model(model: Any) -> tuple[StageTime, ...]:
         own_thread = thread
         if "ASYNC" in _kind_of(node):
             own_thread, num_threads = num_threads, num_threads + 2
-        inputs, inner = list(node.inputs), []
-        if "INTERLEAVE" in _kind_of(node):  # the first input is the source; the others are the present inner datasets
-            inputs, inner = inputs[:1], inputs[1:]
+        inputs, inner = _split_inputs(node)
         stages.append(_stage_time(node, visits, own_thread, _time_below(nodes, inner)))
         below = own_thread + 1 if own_thread != thread else thread
         stack += [(child, visits * _elements_per_output(node, nodes[child]), below) for child in reversed(inputs)]
@@ -97,14 +95,25 @@ def _first_stage(model: Any) -> list[int]:
     return list(model.nodes[number].inputs)
 
 
-def count_elements(model: Any) -> int:
-    """Return the number of elements of all stages of the present epoch: each epoch counts from 0."""
-    stack, total = _first_stage(model), 0
+def model_extent(model: Any) -> tuple[int, int]:
+    """Return the number of stages of a model, and of the elements of all stages, of the present epoch.
+
+    Each epoch counts from 0. A stage is missing before its first element and after its last one. Sources are not
+    counted: a shuffle ends them long before the epoch ends.
+    """
+    stack, num_stages, num_elements = _first_stage(model), 0, 0
     while stack:
         node = model.nodes[stack.pop()]
-        total += node.num_elements
-        stack += node.inputs
-    return total
+        num_stages += bool(node.inputs) or node.ratio != 0
+        num_elements += node.num_elements
+        stack += _split_inputs(node)[0]
+    return num_stages, num_elements
+
+
+def _split_inputs(node: Any) -> tuple[list[int], list[int]]:
+    """Return the input stages, and the present inner datasets that an interleave has after its source."""
+    inputs = list(node.inputs)
+    return (inputs[:1], inputs[1:]) if "INTERLEAVE" in _kind_of(node) else (inputs, [])
 
 
 def _kind_of(node: Any) -> str:

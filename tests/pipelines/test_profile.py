@@ -16,7 +16,7 @@ from quantkit.errors import UsageError
 from quantkit.pipelines import bridge
 from quantkit.pipelines.profiling import PipelineProfile, measure_disk
 from quantkit.pipelines.python_lines import stage_labels
-from quantkit.pipelines.stage_model import StageTime, configured_limit, cores_limit, count_elements, read_model
+from quantkit.pipelines.stage_model import StageTime, configured_limit, cores_limit, model_extent, read_model
 
 KINDS = {0: "UNKNOWN", 1: "INTERLEAVE_MANY", 3: "KNOWN_RATIO", 4: "ASYNC_KNOWN_RATIO"}
 
@@ -71,7 +71,14 @@ def test_times_and_visits_of_the_stages() -> None:
     assert stages[3].thread == stages[4].thread
     assert len({stage.thread for stage in stages}) == 4
     assert stages[4].bytes_per_element == 100
-    assert count_elements(make_model(2)) == 10 + 10 + 44 + 50 + 50
+
+
+def test_models_with_missing_stages_have_a_smaller_extent() -> None:
+    whole, ended = make_model(2), make_model(2)
+    assert model_extent(whole) == (4, 10 + 10 + 44 + 50 + 50)
+    ended.nodes[3].inputs, ended.nodes[3].num_elements = [], 400
+    assert model_extent(ended) == (3, 10 + 10 + 400)
+    assert model_extent(whole) > model_extent(ended)
 
 
 def test_inner_datasets_belong_to_their_interleave() -> None:
