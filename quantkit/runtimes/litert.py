@@ -126,9 +126,9 @@ def _num_threads(options: SessionOptions) -> int:
     return (options.intra_op or 1) * (options.inter_op or 1)
 
 
-def _native_options(options: SessionOptions) -> str:
+def _native_options(options: SessionOptions, file: str) -> str:
     """Return the options as code that creates an interpreter."""
-    return f'interpreter = Interpreter("model.tflite", num_threads={_num_threads(options)})'
+    return f"interpreter = Interpreter({file}, num_threads={_num_threads(options)})"
 
 
 def _signature(interpreter: Any) -> tuple[dict[int, list[str]], dict[int, list[str]]]:

@@ -268,8 +268,8 @@ def _session_options(onnxruntime: Any, options: SessionOptions) -> Any:
     return config
 
 
-def _native_options(options: SessionOptions) -> str:
-    """Return the options as code that creates ``onnxruntime.SessionOptions``."""
+def _native_options(options: SessionOptions, file: str) -> str:
+    """Return the options as code that opens a file, with ``onnxruntime.SessionOptions``."""
     lines = ["options = onnxruntime.SessionOptions()"]
     if options.intra_op:
         lines.append(f"options.intra_op_num_threads = {options.intra_op}")
@@ -281,7 +281,7 @@ def _native_options(options: SessionOptions) -> str:
         value = int(options.spinning)
         lines += [f'options.add_session_config_entry("session.{pool}.allow_spinning", "{value}")' for pool in _POOLS]
     lines += [f"options.register_custom_ops_library({library!r})" for library in custom_op_libraries()]
-    return "\n".join([*lines, f'session = onnxruntime.InferenceSession("model.onnx", options, providers=["{CPU}"])'])
+    return "\n".join([*lines, f'session = onnxruntime.InferenceSession({file}, options, providers=["{CPU}"])'])
 
 
 def _providers(onnxruntime: Any, gpu: int | None, provider: str = CUDA, *, has_half: bool = False) -> list[Any]:

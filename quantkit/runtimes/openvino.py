@@ -209,9 +209,9 @@ def properties(options: SessionOptions) -> dict[str, str]:
     return config
 
 
-def _native_options(options: SessionOptions) -> str:
+def _native_options(options: SessionOptions, file: str) -> str:
     """Return the options as code that compiles a model."""
-    return f'compiled = openvino.Core().compile_model("model.onnx", "CPU", {properties(options)})'
+    return f'compiled = openvino.Core().compile_model({file}, "CPU", {properties(options)})'
 
 
 def _compute(

@@ -76,7 +76,8 @@ class Runtime:
         can_omit_optimizer: True if sessions can compute the nodes without rewrites (`SessionOptions.optimized`).
         tunables: further settings with an effect on the latency, and the values to measure: the session
             option ``spinning`` and environment variables.
-        native_options: function that returns the options of a session as code for the runtime's own API.
+        native_options: function that returns the options of a session as code for the runtime's own API, given the
+            options and the path of the file as an expression of the code.
         decodes_images: True if the runtime has kernels for ops such as DecodeJpeg.
         fuses_float_ops: True if an int8 convolution and the float ops after it, such as SiLU, are one kernel.
         transposes_convolutions: True if the runtime has an int8 kernel of transposed convolutions.
@@ -107,7 +108,7 @@ class Runtime:
     has_inter_op: bool = False
     can_omit_optimizer: bool = False
     tunables: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    native_options: Callable[[SessionOptions], str] | None = None
+    native_options: Callable[[SessionOptions, str], str] | None = None
     decodes_images: bool = False
     fuses_float_ops: bool = False
     transposes_convolutions: bool = False

@@ -184,8 +184,8 @@ def _config(tf: SessionLibrary, options: SessionOptions, *, on_gpu: bool) -> Any
     return config
 
 
-def _native_options(options: SessionOptions) -> str:
-    """Return the options as code that creates a session."""
+def _native_options(options: SessionOptions, file: str) -> str:
+    """Return the options as code that creates a session, which is not bound to a file."""
     threads = {"intra_op_parallelism_threads": options.intra_op, "inter_op_parallelism_threads": options.inter_op}
     arguments = ", ".join(f"{name}={count}" for name, count in threads.items() if count)
     lines = [f"config = tf.compat.v1.ConfigProto({arguments})"]

@@ -321,3 +321,20 @@ def test_native_code_sets_the_threads_of_a_process_with_fewer_cpus(intra_op: int
     lines = BestSettings("m.onnx", "m.onnx", Candidate("m.onnx", Path("m.onnx"), settings)).native.splitlines()
     assert lines[:2] == ["import os", "os.sched_setaffinity(0, {0, 3})"]
     assert f"options.intra_op_num_threads = {threads}" in lines
+    assert lines[-1].startswith("session = onnxruntime.InferenceSession('m.onnx', ")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "model", "lines"),
+    [
+        ("litert", "my.tflite", ["interpreter = Interpreter('my.tflite', num_threads=1)"]),
+        (
+            "litert",
+            "my.pb",
+            ["# quantkit transform my.pb -o model.tflite", "interpreter = Interpreter('model.tflite', num_threads=1)"],
+        ),
+    ],
+)
+def test_native_code_opens_the_file_of_the_model(runtime: str, model: str, lines: list[str]) -> None:
+    candidate = Candidate(model, Path(model), Settings(runtime, SessionOptions(intra_op=1)))
+    assert BestSettings(model, model, candidate).native.splitlines() == lines

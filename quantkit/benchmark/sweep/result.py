@@ -15,6 +15,7 @@ from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sweep.state import MeasuredTrial
 from quantkit.facts import PlainReport
 from quantkit.formats.files import write_whole
+from quantkit.formats.kinds import SUFFIXES
 from quantkit.runtimes import find_runtime
 
 SCHEMA = "quantkit.sweep/1"
@@ -109,16 +110,23 @@ class BestSettings:
 
     @property
     def native(self) -> str:
-        """Lines for the runtime's own API; empty if the runtime does not state them."""
+        """Lines for the runtime's own API; empty if the runtime does not state them.
+
+        They begin with the command that writes the file if the runtime cannot open that of the model.
+        """
         settings = self.candidate.settings
-        native_options = find_runtime(settings.runtime).native_options
-        if native_options is None:
+        runtime = find_runtime(settings.runtime)
+        if runtime.native_options is None:
             return ""
-        options = settings.options
+        options, file, lines = settings.options, self.path, self._process_lines
+        suffix = next((suffix for suffix, kind in SUFFIXES.items() if kind in runtime.kinds), "")
+        if suffix and SUFFIXES.get(Path(file).suffix.lower()) not in runtime.kinds:
+            file = f"model{suffix}"
+            lines.append(f"# {shlex.join(('quantkit', 'transform', self.path, '-o', file))}")
         if settings.cpus and options.intra_op is None:
             # By default, ONNX Runtime pins threads to all cores of the machine.
             options = replace(options, intra_op=len(settings.cpus))
-        return "\n".join([*self._process_lines, native_options(options)])
+        return "\n".join([*lines, runtime.native_options(options, repr(file))])
 
     @property
     def _process_lines(self) -> list[str]:

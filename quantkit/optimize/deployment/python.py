@@ -32,11 +32,9 @@ def _write(model: ServedModel, folder: Path) -> tuple[str, ...]:
     assert runtime.native_options is not None
     file = SERVER.file_name(model)
     copy_model(model, folder / "models" / file)
-    options = runtime.native_options(model.deployment.session_options)
-    # The options as code name the file "model.onnx" or "model.tflite", and may end with those without a session.
+    options = runtime.native_options(model.deployment.session_options, "FILE")
+    # The options as code may end with those without a session.
     code = "\n".join(line for line in options.splitlines() if not line.startswith("tf.config.threading."))
-    for name in FILE_NAMES.values():
-        code = code.replace(f'"{name}"', "FILE")
     write_template(
         "model.py",
         folder,
