@@ -1,6 +1,8 @@
 """Traced and untraced calls of one model, in turn in one process, so that both meet the same load of the machine."""
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
@@ -60,7 +62,7 @@ class TracedModels:
         self._opened: list[dict[str, Any]] = []
 
     def start(self, candidates: Sequence[Candidate]) -> None:
-        """Start the processes of new candidates, whose imports overlap."""
+        """Start the processes of new candidates."""
         for each in candidates:
             if all(each != candidate for candidate, _ in self._workers):
                 worker = self._processes.enter_context(WorkerProcess(each.settings.environment, each.settings.cpus))
@@ -112,9 +114,12 @@ class TracedModels:
     def _open(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
         """Open the models of all processes, and return the descriptions of these."""
         self.start(candidates)
-        for candidate, worker in self._workers[len(self._opened) :]:
-            response = worker.ask(candidate.to_request(seed=0), self._limit(OPEN_TIMEOUT))
-            self._opened.append(_require_success(response, candidate))
+        new = self._workers[len(self._opened) :]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # the imports of the runtimes overlap
+            responses = pool.map(lambda each: each[1].ask(each[0].to_request(seed=0), self._limit(OPEN_TIMEOUT)), new)
+            self._opened += [
+                _require_success(response, each) for response, (each, _) in zip(responses, new, strict=True)
+            ]
         return [self._opened[self._find(each)] for each in candidates]
 
     def _limit(self, seconds: float) -> float:

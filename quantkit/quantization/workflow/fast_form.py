@@ -137,7 +137,7 @@ class _FastForm:
         """
         graph, plan = self.conversion.graph, self.conversion.plan
         pairs = [(each, self.quantized[each.settings.runtime]) for each in self.floats]
-        self._profiles.start([each for pair in pairs for each in pair])  # the imports of all processes overlap
+        self._profiles.start([each for pair in pairs for each in pair])
         repetitions = [self._profiles.measure(pair, rounds, policy.PROFILE_SECONDS) for pair in pairs]
         for profiles, measured in zip(self._rounds, repetitions, strict=True):
             for earlier, more in zip(profiles, measured, strict=True):
