@@ -4,6 +4,7 @@ import pytest
 
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text
 from quantkit.model import load
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
@@ -87,6 +88,15 @@ def test_edge_before_an_activation_takes_its_range() -> None:
     assert plan.groups == (frozenset({Edge("p"), Edge("r")}),), "the pool's input keeps its negative values"
     assert plan.edges == (Edge("x"), Edge("a"), Edge("r"))
     assert str(plan.activations[Edge("p")]) == "quint8 symmetric"
+
+
+def test_a_sum_of_float_layers_is_quantized_after_its_activation() -> None:
+    graph = graph_of("a = conv(x)\np = conv(x)\ns = AddV2(a, p)\nr = Relu(s)\ny = conv(r)")
+    graph = graph.with_nodes(node.with_attrs(T=DType.FLOAT, dtype=DType.FLOAT) for node in graph.nodes.values())
+    plan = annotate(graph, float_nodes={"a": "kept", "p": "kept"})
+    assert plan.float_fallbacks["r"] == "the input is float"
+    assert Edge("s") not in plan.activations
+    assert set(plan.activations) <= set(annotate(graph).activations), "the calibration observes all edges of this plan"
 
 
 def test_tensors_with_negative_values_are_signed() -> None:

@@ -92,7 +92,7 @@ class NodeAnnotation:
                 self._decide(node, "no quantized consumer", COST)
             elif self.facts.is_average(node) and self.scheme.float_global_pools and self.facts.is_global(node):
                 self._decide(node, "a global average costs little, and int8 would reduce its precision", ERROR)
-            elif self.facts.is_activation(node) and not self._is_quantizable(inputs[0], inside):
+            elif self.facts.is_activation(node) and not self._is_quantizable(inputs[0], int8_nodes):
                 self._decide(node, "the input is float", COST)
             elif node.op in self.roles.selection_ops and inputs[0].node not in int8_nodes:
                 self._decide(node, "the input is float, and may have a wider range than this part", ERROR)
@@ -298,13 +298,15 @@ class NodeAnnotation:
                     names.add(node.name)
         return names
 
-    def _is_quantizable(self, edge: Edge, inside: set[str]) -> bool:
+    def _is_quantizable(self, edge: Edge, int8_nodes: set[str]) -> bool:
         """Return True if an edge is quantized even without the activation that consumes it.
 
         Otherwise the activation is computed in float, and its output is quantized: half of the
         quantized values would stand for negative numbers.
         """
-        return edge.node in inside or self.graph[edge.node].op in self.roles.pass_through_ops
+        return edge.node in int8_nodes or self.graph[edge.node].op in (
+            self.roles.pass_through_ops - self.roles.elementwise_ops
+        )
 
     def _computing_nodes(self) -> Iterator[Node]:
         for node in self.nodes:
