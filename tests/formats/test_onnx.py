@@ -274,6 +274,8 @@ def test_file_suffix_determines_the_format(tmp_path: Path) -> None:
         (lambda graph: graph.output.add(name="missing"), "the list of outputs has 'missing'"),
         (lambda graph: graph.node[0].ClearField("output"), "'Relu_0' .* no output"),
         (lambda graph: setattr(graph.node[0], "op_type", ""), "has the invalid op type"),
+        (lambda graph: setattr(graph.node[0], "op_type", "Conv"), r"'relu' \(Conv\) has no input 1"),
+        (lambda graph: setattr(graph.node[0], "op_type", "LSTM"), r"'relu' \(LSTM\) has no input 1"),
         (lambda graph: graph.initializer[0].dims.append(3), "sizes.* has 2 values"),
         (lambda graph: graph.initializer.add(name="r", dims=[2], data_type=1, raw_data=b"123"), "8 bytes but has 3"),
         (lambda graph: graph.initializer.add(name="r", dims=[-1], data_type=1), "the invalid shape"),

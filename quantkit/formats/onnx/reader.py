@@ -49,6 +49,7 @@ from quantkit.formats.onnx.values import (
 )
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import Tensor
+from quantkit.ops.onnx.inputs import missing_input
 from quantkit.ops.onnx.types import DTYPES
 
 # Larger versions of an operator set are damage: OpenVINO tries every version up to the stated one.
@@ -64,7 +65,7 @@ def decode(data: wire.Buffer | mmap.mmap, external: ExternalData | None = None) 
 
     Raises:
         InputError: the bytes are not an ONNX model, or the model needs a reader of external data.
-        GraphError: two values have the same name.
+        GraphError: two values have the same name, or a node lacks an input that its op requires.
     """
     view = memoryview(data)
     graph_parts, model = _split_model(view)
@@ -227,6 +228,9 @@ class _ModelReader:
             attrs[OUTPUTS] = tuple(output.encode() for output in outputs)
         captured = [self._edges[value] for value in _captured_values(message) if value in self._edges]
         inputs = tuple(self._edge(value, f"node {name!r} ({op})") for value in message.input)
+        if (index := missing_input(op, inputs)) is not None:
+            hint = "the file is damaged: export the model again"
+            raise GraphError(f"node {name!r} ({op}) has no input {index}, which the op requires", hint=hint)
         for field in ("input", "output", "op_type", "domain", "attribute"):
             message.ClearField(field)
         # A constant is written as an initializer, whose extra field describes an input.

@@ -11,6 +11,7 @@ from typing import Any
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops.macs import count_einsum_macs
+from quantkit.ops.onnx.inputs import WEIGHTS_INDEXES
 from quantkit.ops.onnx.kernels.movement import slice_of
 from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
 from quantkit.ops.table import CONTROL_FLOW, Fact, find_ops
@@ -38,7 +39,7 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     if node.op == "Einsum":
         equation: Any = node.attrs["equation"]
         return count_einsum_macs(equation.decode(), [shapes.get(edge, UNKNOWN) for edge in node.inputs])
-    slot = _WEIGHTS.get(node.op)
+    slot = WEIGHTS_INDEXES.get(node.op)
     if slot is None:
         return 0
     out, weights = shapes.get(Edge(node.name), UNKNOWN), shapes.get(node.inputs[slot], UNKNOWN)
@@ -70,22 +71,6 @@ def _count_recurrent_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | Non
     if not (sequence.is_known and weights.is_known and recurrent.is_known):
         return None
     return math.prod(sequence.sizes[:2]) * (math.prod(weights.sizes) + math.prod(recurrent.sizes))
-
-
-# Input index of the weights.
-_WEIGHTS = {
-    "Attention": 1,
-    "Conv": 1,
-    "ConvInteger": 1,
-    "ConvTranspose": 1,
-    "DeformConv": 1,
-    "Gemm": 1,
-    "MatMul": 1,
-    "MatMulInteger": 1,
-    "QLinearConv": 3,
-    "QLinearMatMul": 3,
-    "com.microsoft.FusedMatMul": 1,
-}
 
 
 def _integers(node: Node, name: str, constants: Mapping[int, Tensor], slot: int) -> list[int] | None:

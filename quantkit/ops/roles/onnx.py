@@ -9,6 +9,7 @@ import numpy as np
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX, Layer
+from quantkit.ops.onnx.inputs import missing_input
 from quantkit.ops.roles.base import Roles
 from quantkit.ops.table import ANY_CONVOLUTION, CONTROL_FLOW, Fact, find_ops
 
@@ -21,11 +22,6 @@ CONTROL_FLOW_OPS = find_ops(CONTROL_FLOW, "onnx")
 GATE_OPS = find_ops(Fact.GATE, "onnx")
 # Ops without data of their input type at input 0: the data are input 1.
 _DATA_INDEX = {"Where": 1}
-# Least number of inputs, where it is not 1.
-_REQUIRED_INPUTS = {
-    **dict.fromkeys((*CONVOLUTION_OPS, "Gemm", "MatMul", "Add", "Mul", "Gather"), 2),
-    **dict.fromkeys(RECURRENT_OPS, 3),
-}
 # Number of dimensions of the weights, where it is known.
 _WEIGHTS_RANKS = {"Gemm": (2, 2), "Conv": (3, 8), "ConvTranspose": (3, 8), "MatMul": (2, 8)}
 # Op types with outputs of one type.
@@ -57,8 +53,7 @@ class OnnxRoles(Roles):
     )
 
     def is_valid(self, node: Node) -> bool:
-        required = [edge.node for edge in node.inputs[: _REQUIRED_INPUTS.get(node.op, 1)]]
-        return len(required) == _REQUIRED_INPUTS.get(node.op, 1) and all(required)
+        return missing_input(node.op, node.inputs) is None and bool(node.inputs and node.inputs[0].node)
 
     def find_layer(self, graph: Graph, layer: Node) -> Layer | None:
         axes = self.weights_axes(graph, layer).get(WEIGHTS_INDEX)
