@@ -219,7 +219,8 @@ def test_rows_and_overhead_sum_to_the_untraced_latency(layers: LayerNames) -> No
     assert profile.rows[0].reference_seconds == pytest.approx(3.0)
     assert profile.coverage == pytest.approx(0.75)
     assert profile.tracing_cost == pytest.approx(1.0)
-    busy = profile_model("int8", make_calls(OPS, run_seconds=(16.0, 16.0, 70.0)), layers)
+    busy = profile_model("int8", replace(make_calls(OPS, run_seconds=(16.0, 16.0, 70.0)), on_gpu=True), layers)
+    assert (profile.on_gpu, busy.on_gpu) == (False, True)
     assert (busy.overhead_seconds, busy.seconds) == pytest.approx((0.0, 10.0))
 
 

@@ -65,6 +65,7 @@ class ModelProfile:
         usable_threads: hardware threads that the process may use.
         oversubscription_seconds: latency minus the one with `usable_threads`; 0 if `threads` is not larger.
         throttled_fraction: fraction of the time for which a CPU quota stopped the process.
+        on_gpu: True if a GPU runs the model.
     """
 
     label: str
@@ -78,6 +79,7 @@ class ModelProfile:
     usable_threads: int = 1
     oversubscription_seconds: float = 0.0
     throttled_fraction: float = 0.0
+    on_gpu: bool = False
 
     @cached_property
     def seconds(self) -> float:
@@ -147,7 +149,8 @@ def profile_model(label: str, calls: TracedCalls, layers: LayerNames, level: flo
     rows = tuple(_row(layers, *key, groups[key]) for key in keys)
     overhead = max(untraced - sum(row.seconds for row in rows), 0.0)
     traced = median(calls.traced_seconds)
-    return ModelProfile(label, calls.runtime, rows, untraced, traced, overhead, len(calls.traced_seconds))
+    count = len(calls.traced_seconds)
+    return ModelProfile(label, calls.runtime, rows, untraced, traced, overhead, count, on_gpu=calls.on_gpu)
 
 
 def _busy_fraction(calls: TracedCalls) -> float:

@@ -17,8 +17,6 @@ REFERENCE_KERNELS, FLOAT_FALLBACKS, BOUNDARIES, TRANSFERS = (
     *("reference kernels", "float fallbacks", "boundaries", "transfers"),
 )
 NO_INT8_KERNELS = "no int8 kernels"
-# Parts of the names of GPUs in the runtimes.
-GPU_NAMES = ("CUDA", "GPU")
 NO_VNNI, OVERSUBSCRIPTION, QUOTA, MEMORY = ("no VNNI", "oversubscription", "cpu quota", "memory-bound")
 # Instructions that multiply and add int8 values in one step, on x86 and on Arm.
 DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
@@ -141,8 +139,7 @@ def _kernel_reason(model: ModelProfile, remedies: Remedies) -> Reason:
         f"{_time(seconds, model)} in float layers and in conversions around them: {runtime.name} on {runtime.device} "
         "has no int8 kernel for a layer of this file"
     )
-    has_gpu = any(name in runtime.device for name in GPU_NAMES)
-    command = remedies.benchmark("--device", "gpu", runtime="tensorrt") if has_gpu else remedies.retarget()
+    command = remedies.benchmark("--device", "gpu", runtime="tensorrt") if model.on_gpu else remedies.retarget()
     return Reason(NO_INT8_KERNELS, seconds, text, command)
 
 

@@ -29,6 +29,7 @@ class TracedCalls:
         input_shapes: shapes of the inputs by name.
         untraced_seconds, traced_seconds: duration of each call, seen by the caller; the calls of one index ran in turn.
         trace: time of the ops in the traced calls.
+        on_gpu: True if a GPU runs the model.
     """
 
     runtime: RuntimeVersion
@@ -36,6 +37,7 @@ class TracedCalls:
     untraced_seconds: tuple[float, ...]
     traced_seconds: tuple[float, ...]
     trace: OpTrace
+    on_gpu: bool = False
 
 
 def trace_calls(candidate: Candidate) -> TracedCalls:
@@ -163,6 +165,7 @@ def _parse_calls(candidate: Candidate, opened: dict[str, Any], response: dict[st
         tuple(response["untraced_seconds"]),
         tuple(response["traced_seconds"]),
         OpTrace(tuple(map(_parse_op, response["ops"])), tuple(response["run_seconds"])),
+        on_gpu=candidate.settings.options.gpu_index is not None,
     )
 
 
