@@ -74,12 +74,15 @@ def _add_option(parser: _ActionsContainer, declared: DeclaredOption, changes: di
         keywords["action"] = "store_true"
     elif declared.type is bool:
         keywords |= _spelled_boolean(default=declared.default)
+    elif declared.type == bool | None:
+        keywords |= {"type": parse_boolean, "metavar": "true|false", "default": declared.default}
     else:
         keywords |= {
             "choices": tuple(option.choices) or None,
             "metavar": (metavar() if callable(metavar) else metavar) or None,
         }
-        keywords |= {"type": _PARSERS.get(option.check), "dest": declared.name}
+        is_integer = declared.type in (int, int | None)
+        keywords |= {"type": _PARSERS.get(option.check, int if is_integer else None), "dest": declared.name}
         is_required = option.is_required or declared.default is MISSING
         keywords |= {"required": True} if is_required else {"default": declared.default}
     keywords |= _SPECIAL.get(declared.name, {}) | changes
@@ -288,6 +291,8 @@ _PARSERS: Mapping[Callable[..., object] | None, Callable[[str], Any]] = {
 _SPECIAL: Mapping[str, dict[str, Any]] = {
     "input_width": {"type": _parse_size},
     "input_height": {"type": _parse_size},
+    "output": {"names": ("-o", "--output")},
+    "step_seconds": {"names": ("--step-time",)},
     "input_shapes": {
         "names": ("--input-shape",),
         "type": _parse_shape,

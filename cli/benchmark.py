@@ -20,7 +20,6 @@ from ._arguments import (
     add_model_flags,
     add_options,
     options_of,
-    parse_boolean,
     parse_interval_width,
     parse_precisions,
     parse_ratio,
@@ -58,14 +57,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         until="environment",
         precision={"type": parse_precisions},
         cpus={"type": parse_cpus},
-        spinning={"type": parse_boolean, "metavar": "true|false"},
     )
     _add_environment(parser)
-    add_options(parser, SamplingArguments, interval_width={"type": parse_interval_width}, seed={"type": int})
+    add_options(parser, SamplingArguments, interval_width={"type": parse_interval_width})
     parser.add_argument(
         "--sweep", action="store_true", help="search for the fastest settings of each model within --time-budget"
     )
-    add_options(parser, SweepOptions, first=["resume"], until="models", resume={"type": Path})
+    add_options(parser, SweepOptions, first=["resume"], until="models")
     add_options(parser, CandidateOptions, since="log_placement")
     parser.add_argument(
         "--profile", action="store_true", help="measure the time by layer of the first model instead of the latency"

@@ -15,7 +15,7 @@ EXAMPLES = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of TensorFlow's tool, with its defaults."""
-    add_options(parser, BenchmarkModelFlags, num_threads={"type": int})
+    add_options(parser, BenchmarkModelFlags)
     add_offline(parser)
 
 

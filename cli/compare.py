@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("first", metavar="A", help="reference model; FILE@RUNTIME selects its runtime")
     parser.add_argument("second", metavar="B", help="other version of the model, in the same or another format")
-    add_options(parser, CompareOptions, until="floor", seed={"type": int})
+    add_options(parser, CompareOptions, until="floor")
     parser.add_argument(
         "--runtime", default="auto", help="runtime for models without @RUNTIME (default: one that keeps all tensors)"
     )

@@ -40,12 +40,12 @@ def _add_profile(parser: ArgumentParser) -> None:
         metavar="FILE.py:FUNCTION|DATA",
         help="function that returns a tf.data.Dataset; or image folder, list file or TFRecord files",
     )
-    add_options(parser, DataProfileOptions, step_seconds={"names": ("--step-time",)})
+    add_options(parser, DataProfileOptions)
 
 
 def _add_optimize(parser: ArgumentParser) -> None:
     parser.add_argument("function", metavar="FILE.py:FUNCTION", help="function that returns a tf.data.Dataset")
-    add_options(parser, PipelineOptions, output={"names": ("-o", "--output")})
+    add_options(parser, PipelineOptions)
     parser.add_argument("--explain", action="store_true", help="print the changes and skips of each rewrite")
 
 
@@ -54,7 +54,7 @@ def _add_pack(parser: ArgumentParser) -> None:
         "source",
         help="image folder, list file, .npz or .npy, TFRecord files, tar file, CIFAR archive, or a data card: cifar10",
     )
-    add_options(parser, PackOptions, output={"names": ("-o", "--output")})
+    add_options(parser, PackOptions)
 
 
 def run(args: Namespace) -> int:

@@ -16,7 +16,7 @@ EXAMPLES = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of TensorFlow's tool, with its defaults."""
-    add_options(parser, FreezeGraphFlags, until="input_binary", checkpoint_version={"type": int, "choices": (1, 2)})
+    add_options(parser, FreezeGraphFlags, until="input_binary")
     parser.add_argument("--output-graph", default="", help="GraphDef file to write")
     add_options(parser, FreezeGraphFlags, since="input_binary")
     add_offline(parser)

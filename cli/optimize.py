@@ -23,7 +23,7 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file, SavedModel folder, or name of a known model")
-    add_options(parser, OptimizeOptions, first=["output"], until="labels", output={"names": ("-o", "--output")})
+    add_options(parser, OptimizeOptions, first=["output"], until="labels")
     parser.add_argument("--html", metavar="PAGE", help="write a page with the front, all candidates, and the reasons")
     add_options(parser, OptimizeOptions, since="labels")
     add_model_flags(parser)

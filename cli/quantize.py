@@ -19,7 +19,7 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file, SavedModel folder, or name of a known model")
-    add_options(parser, Options, first=["output"], until="trace", output={"names": ("-o", "--output")})
+    add_options(parser, Options, first=["output"], until="trace")
     parser.add_argument(
         "--explain",
         action="store_true",

@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command."""
     parser.add_argument("model", metavar="MODEL", help="model file or model card; FILE@RUNTIME selects its runtime")
     first = ("data", "limit", "batch", "runtime", "output")
-    add_options(parser, RunOptions, first=first, output={"names": ("-o", "--output")})
+    add_options(parser, RunOptions, first=first)
     add_model_flags(parser)
 
 

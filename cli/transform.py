@@ -27,13 +27,12 @@ EXAMPLES = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the flags of the command, and those of the 2016 tool."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="model file, SavedModel folder, or model card name")
-    names = {"names": ("-o", "--output")}
-    add_options(parser, TransformOptions, since="output", until="format", output=names)
+    add_options(parser, TransformOptions, since="output", until="format")
     parser.add_argument("--in-graph", metavar="FILE", help="the same as MODEL, in the call of the 2016 tool")
     parser.add_argument("--out-graph", metavar="FILE", help="the same as --output, with any suffix for a GraphDef")
     add_options(parser, TransformOptions, since="format", until="as_text")
     add_boolean(parser, "--output-as-text", "write the text form of a GraphDef (default: false)")
-    add_options(parser, TransformOptions, since="opset", until="trace", opset={"type": int})
+    add_options(parser, TransformOptions, since="opset", until="trace")
     add_options(parser, TransformOptions, since="recipe", until="output")
     parser.add_argument("--transforms", help="transforms with their options, in order, instead of --recipe")
     parser.add_argument(
@@ -44,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_options(parser, TransformOptions, since="trace", until="plugins")
     flags = parser.add_argument_group("verification")
-    add_options(flags, VerificationOptions, tolerance={"type": _parse_tolerance}, seed={"type": int})
+    add_options(flags, VerificationOptions, tolerance={"type": _parse_tolerance})
     add_options(parser, ShapeOptions)
     add_model_flags(parser, parse_endpoints=str)
 

@@ -246,7 +246,7 @@ def require_callable(**arguments: Any) -> None:
             )
 
 
-def require_choice(choices: Iterable[str], **arguments: Any) -> None:
+def require_choice(choices: Iterable[Any], **arguments: Any) -> None:
     """Check that each argument is one of the choices.
 
     Raises:
@@ -257,7 +257,7 @@ def require_choice(choices: Iterable[str], **arguments: Any) -> None:
         if value not in allowed:
             near = did_you_mean(value, allowed) if isinstance(value, str) else ""
             raise UsageError(
-                f"{name} is {value!r}, and must be one of {', '.join(allowed)}",
+                f"{name} is {value!r}, and must be one of {', '.join(map(str, allowed))}",
                 hint=near or f"for example {name}={allowed[0]!r}",
             )
 

@@ -52,7 +52,7 @@ class Declaration:
     check: Callable[..., object] | None = None
     help: str = ""
     doc: str = ""
-    choices: Iterable[str] = ()
+    choices: Iterable[Any] = ()
     metavar: str | Callable[[], str] = ""
     is_required: bool = False
     convert: Callable[[Any], Any] | None = None

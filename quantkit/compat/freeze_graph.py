@@ -39,7 +39,7 @@ class FreezeGraphFlags:
     input_graph: str = option("", help="GraphDef file to read, binary or text")
     input_saver: str = option("", help="SaverDef file to read (default: none)")
     input_checkpoint: str = option("", help="prefix of the checkpoint files")
-    checkpoint_version: int = option(2, help="version of the checkpoint format (default: 2)")
+    checkpoint_version: int = option(2, help="version of the checkpoint format (default: 2)", choices=(1, 2))
     input_binary: bool = option(False, SPELLED, help="input is binary (default: auto-detected)")
     output_node_names: str = option("", help="comma-separated output names")
     restore_op_name: str = option("save/restore_all", _IGNORED)

@@ -49,9 +49,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     [
         (["benchmark", "G", "--time-budget", "99999999999999999999h"], "up to 8760h"),
         (["benchmark", "G", "--cpus", "0-99999999999"], "not the number of a CPU"),
-        (["benchmark", "G", "--seed", "-1"], "seed is -1, and must be a whole number from 0"),
-        (["compare", "G", "G", "--seed", "-1", "--runtime", "reference"], "seed is -1"),
-        (["transform", "G", "-o", "OUT", "--recipe", "inference", "--verify", "--seed", "-1"], "seed is -1"),
+        (["benchmark", "G", "--seed", "-1"], "--seed: '-1' is not a whole number from 0"),
+        (["compare", "G", "G", "--seed", "-1", "--runtime", "reference"], "--seed: '-1' is not a whole number"),
+        (["transform", "G", "-o", "OUT", "--recipe", "inference", "--verify", "--seed", "-1"], "'-1' is not a"),
         (["transform", "G", "-o", "~nouser/a.pb", "--recipe", "inference"], "~nouser is not a folder"),
         (
             ["transform", "G", "-o", "OUT", "--recipe", "inference", "--trace", "~nouser/t.json"],
