@@ -66,7 +66,7 @@ def advise_threads(target: Target, cores: int) -> str:
         return f"intra-op {options.intra_op} and inter-op as many as cores: {flags}"
     if is_litert(target):
         return f"as many threads as cores: --intra-op {cores}"  # LiteRT itself uses one thread
-    titles = " and ".join(find_runtime(name).title for name in target.runtimes)
+    titles = ", ".join(find_runtime(name).title for name in target.runtimes)
     return f"keep the default thread settings of {titles}"
 
 

@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from quantkit.benchmark.profiling.profile_text import precision_text
 from quantkit.benchmark.profiling.reasons import find_reasons
 from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import format_latency
-from quantkit.data import Preprocessing, PreprocessingOptions
+from quantkit.data import Preprocessing
+from quantkit.data.options import NormalizationOptions
 from quantkit.data.preprocessing import Origin
+from quantkit.model.options import LoadingOptions
+from quantkit.options import declarations, names_of
 from quantkit.quantization.report import NextStep, QuantizationReport
 from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.targets import Target, find_target, targets
@@ -32,6 +37,7 @@ GOOD_DECIBELS = 20.0
 MOST = 0.5
 # Precisions of a search after which no layer can be int8.
 FLOATS = "float32,bfloat16"
+IMAGE_SIZES = ("input_width", "input_height")
 _SEARCH = "optimize measures the float and int8 files of all runtimes, with their thread settings"
 
 
@@ -44,8 +50,11 @@ class Commands:
         output: path of the quantized model.
         source: flags for the source of the ranges.
         data: dataset for the accuracy.
-        flags: flags about inputs, outputs, recipe and preprocessing.
-        endpoints, preprocessing: the flags about inputs and outputs, and about preprocessing, among them.
+        flags: flags about the model, its recipe, its preprocessing and the metric.
+        loading, preprocessing, metric: the flags about the model and its sizes, about preprocessing, and about the
+            metric of the accuracy, among them.
+        target: name of the target.
+        form: flags about the files of this target alone.
         is_held_out: True if the accuracy is measured on other samples than the calibration samples.
         libraries: libraries with the custom ops of the model.
         sizes: flags for the sizes of dynamic inputs, which a benchmark without data needs.
@@ -56,8 +65,11 @@ class Commands:
     source: tuple[str, ...] = ("--calibration", "DATA")
     data: str = "DATA"
     flags: tuple[str, ...] = ()
-    endpoints: tuple[str, ...] = ()
+    loading: tuple[str, ...] = ()
     preprocessing: tuple[str, ...] = ()
+    metric: tuple[str, ...] = ()
+    target: str = ""
+    form: tuple[str, ...] = ()
     is_held_out: bool = False
     libraries: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
@@ -87,16 +99,29 @@ class Commands:
         elif options.ranges is not None:
             source = ("--ranges", _path_text(options.ranges, "RANGES.json"))
         held_out = options.calibration if options.held_out is None else options.held_out
-        preprocessing = _preprocessing_flags(options.preprocessing)
-        endpoints = _flags(options, "inputs", "outputs")
-        flags = (*endpoints, *_flags(options, "recipe"), *preprocessing)
+        preprocessing = _flags(options, *names_of(NormalizationOptions))
+        loading = (*_flags(options, *names_of(LoadingOptions), *IMAGE_SIZES), *_shape_flags(options.input_shapes or {}))
+        metric = _flags(options, "labels", "task")
+        flags = (*loading, *_flags(options, "recipe", "uint8_input"), *preprocessing, *metric)
         output = options.file or Path(f"OUTPUT{target.suffixes[0]}")
         is_held_out = options.held_out is not None or options.max_drop is not None
         libraries = custom_op_libraries() or (("LIBRARY",) if lacks_kernels else ())
         data = _path_text(held_out, cls.data)
-        texts = (f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
-        sizes = tuple(part for text in texts for part in ("--input-shape", text))
-        return cls(model, output, source, data, flags, endpoints, preprocessing, is_held_out, libraries, sizes)
+        return cls(
+            model,
+            output,
+            source,
+            data,
+            flags,
+            loading,
+            preprocessing,
+            metric,
+            target.name,
+            _flags(options, "scheme", "observer", "reduce_range", "runtime", "float_parts"),
+            is_held_out,
+            libraries,
+            _shape_flags(shapes),
+        )
 
     def command(self, *arguments: str) -> str:
         """Return a command with the libraries of custom ops, and a benchmark with the sizes of dynamic inputs."""
@@ -105,7 +130,9 @@ class Commands:
 
     def quantize(self, target: str, *more: str, output: Path | None = None) -> str:
         """Return the quantize command for a target with further flags."""
-        arguments = ("-o", str(output or self.output), "--target", target, *self.source, *more, *self.flags)
+        form = self.form if target == self.target else ()
+        data = (*self.source, *self._held_out())
+        arguments = ("-o", str(output or self.output), "--target", target, *data, *more, *form, *self.flags)
         return self.command("quantize", self.model, *arguments)
 
     def store_weights(self, target: str) -> str:
@@ -141,11 +168,14 @@ class Commands:
 
     def optimize(self, *more: str) -> str:
         """Return the optimize command for the float model."""
-        data = self.source[1] if self.source[0] == "--calibration" else "DATA"
-        held_out = ("--held-out", self.data) if self.data not in (data, "DATA") else ()
+        data = ("--data", self.source[1] if self.source[0] == "--calibration" else "DATA", *self._held_out())
         output = str(self.output.with_name(f"{self.output.stem}_best"))
-        arguments = ("-o", output, "--data", data, *held_out, *more, *self.endpoints, *self.preprocessing)
-        return self.command("optimize", self.model, *arguments)
+        flags = (*self.loading, *self.preprocessing, *self.metric)
+        return self.command("optimize", self.model, "-o", output, *data, *more, *flags)
+
+    def _held_out(self) -> tuple[str, ...]:
+        """Return the flag of a dataset for the accuracy that is not the source of the ranges."""
+        return ("--held-out", self.data) if self.data not in (self.source[1], "DATA") else ()
 
     def check_float(self, *, has_class_scores: bool) -> str:
         """Return the command that evaluates the class scores of the float model, or writes its outputs."""
@@ -339,18 +369,21 @@ def _path_text(value: Any, placeholder: str) -> str:
 
 
 def _flags(options: Options, *names: str) -> tuple[str, ...]:
-    """Return the flags of the given options with their values."""
-    values = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in values.items()}
-    return tuple(argument for name, text in texts.items() for argument in (f"--{name}", text))
-
-
-def _preprocessing_flags(options: PreprocessingOptions) -> tuple[str, ...]:
+    """Return the flags of the options that have other values than the default; objects in memory have no flag."""
+    defaults = {each.name: each.default for each in declarations(Options)}
     flags: list[str] = []
-    for name, value in (("mean", options.mean), ("std", options.std)):
-        if value is not None:
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            # A negative list after a space would be read as a flag.
-            flags += [f"--input-{name}={text}"] if text.startswith("-") else [f"--input-{name}", text]
-    flags += ["--input-color-order", options.color_order] if options.color_order else []
+    for name in names:
+        value, flag = getattr(options, name), f"--{name.replace('_', '-')}"
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(value, str | os.PathLike | int | float | Sequence) or value == defaults[name]:
+            continue
+        text = ",".join(map(str, value)) if not isinstance(value, str) and isinstance(value, Sequence) else str(value)
+        # A negative list after a space would be read as a flag.
+        flags += [flag] if value is True else [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return tuple(flags)
+
+
+def _shape_flags(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """Return the flags for sizes of inputs."""
+    texts = (f"{name}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
+    return tuple(part for text in texts for part in ("--input-shape", text))

@@ -3,6 +3,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from measurements import make_latency, make_model_profile
 
@@ -103,6 +104,36 @@ def test_a_model_that_is_not_faster_leads_to_the_search(monkeypatch: pytest.Monk
     step = recommend_after(latency=SLOWER, held_out="others", target="tensorflow")
     assert step.command == "quantkit optimize digits -o OUTPUT_best --data images --held-out others"
     assert "float and int8 files of all runtimes" in step.reason
+
+
+def test_commands_repeat_the_options_of_the_caller() -> None:
+    options = Options(
+        "net.onnx",
+        "images",
+        held_out="others",
+        runtime="openvino",
+        reduce_range=True,
+        uint8_input=True,
+        task="segmentation",
+        input_height=192,
+        input_mean=np.array([1.5, 2.5]),
+        input_std=(-1.0, 1.0),
+        input_shapes={"x": (1, 3, 192, 192)},
+        outputs=("y", "z"),
+    )
+    commands = Commands.of("net.onnx", find_target("onnx"), options)
+    form, sizes = "--reduce-range --runtime openvino", "--input-height 192 --input-shape x:1x3x192x192"
+    normalization, loading = "--input-mean 1.5,2.5 --input-std=-1.0,1.0", f"--outputs y,z {sizes}"
+    shared = f"{loading} --uint8-input {normalization} --task segmentation"
+    data = "--calibration images --limit 100 --held-out others"
+    start = "quantkit quantize net.onnx -o OUTPUT"
+    assert commands.quantize("onnx") == f"{start}.onnx --target onnx {data} {form} {shared}"
+    assert commands.quantize_again("litert") == f"{start}_litert.tflite --target litert {data} {shared}"
+    assert commands.optimize() == (
+        "quantkit optimize net.onnx -o OUTPUT_best --data images --held-out others "
+        f"{loading} {normalization} --task segmentation"
+    )
+    assert commands.compare() == f"quantkit compare net.onnx OUTPUT.onnx --data others {normalization}"
 
 
 def test_equal_latency_is_not_faster() -> None:
