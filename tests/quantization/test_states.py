@@ -13,6 +13,8 @@ from quantkit.ir.tensor import Array
 from quantkit.quantization import Scheme
 from quantkit.quantization.precision import policy
 from quantkit.quantization.states import StateLoop, find_states
+from quantkit.quantization.workflow import lossy_layers
+from quantkit.quantization.workflow.error_signals import measure_noise_fractions
 
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
@@ -42,17 +44,20 @@ def record(count: int) -> tuple[Samples, Samples]:
     return feeds, outputs
 
 
-def network() -> Graph:
-    """Return the network of `step`."""
+def network(state_shape: tuple[int, ...] = (1, SIZE)) -> Graph:
+    """Return the network of `step`, with a shape of the state, (n, SIZE) or (SIZE,)."""
     constants = {"w": WEIGHTS.astype(np.float32), "v": HEAD.astype(np.float32), "decay": DECAY}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("Relu", ["a"], ["r"]),
         helper.make_node("Mul", ["h", "decay"], ["d"]),
-        helper.make_node("Add", ["d", "r"], ["h_next"]),
-        helper.make_node("MatMul", ["h_next", "v"], ["y"]),
+        helper.make_node("Add", ["d", "r"], ["sum"]),
+        helper.make_node("MatMul", ["sum", "v"], ["y"]),
+        helper.make_node("Reshape", ["sum", "shape"], ["h_next"]),
     ]
-    infos = {name: helper.make_tensor_value_info(name, 1, (1, SIZE)) for name in ("x", "h", "y", "h_next")}
+    constants["shape"] = np.int64(state_shape)
+    shapes = {"x": (1, SIZE), "h": state_shape, "y": (1, SIZE), "h_next": state_shape}
+    infos = {name: helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()}
     initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "recurrent", [infos["x"], infos["h"]], [infos["y"], infos["h_next"]], initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -106,3 +111,17 @@ def test_layers_of_a_drifting_model_stay_float(monkeypatch: pytest.MonkeyPatch) 
     result = qk.quantize(network(), feeds, runs=0, on_message=messages.append)
     assert len(result.plan.patterns) <= 1
     assert any("accumulate" in reason for reason in result.plan.float_fallbacks.values())
+
+
+def test_the_noise_of_layers_is_measured_if_states_have_no_axis_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions: list[dict[str, float]] = []
+
+    def measure(*arguments: Any) -> dict[str, float]:
+        fractions.append(measure_noise_fractions(*arguments))
+        return fractions[-1]
+
+    monkeypatch.setattr(lossy_layers, "measure_noise_fractions", measure)
+    monkeypatch.setattr(policy, "GOOD_STATE_ERROR", 0.0)
+    feeds = [{**each, "h": each["h"][0]} for each in record(40)[0]]
+    qk.quantize(network((SIZE,)), feeds, runs=0)
+    assert fractions[0].keys() == {"a", "y"}
