@@ -1,6 +1,7 @@
 """Recurrent models are compared with their own states in the loop."""
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from quantkit.ir.tensor import Array
 from quantkit.quantization import Scheme
 from quantkit.quantization.precision import policy
 from quantkit.quantization.states import StateLoop, find_states
-from quantkit.quantization.workflow import lossy_layers
+from quantkit.quantization.workflow import error_signals, lossy_layers
 from quantkit.quantization.workflow.error_signals import measure_noise_fractions
 
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
@@ -125,3 +126,31 @@ def test_the_noise_of_layers_is_measured_if_states_have_no_axis_of_samples(monke
     feeds = [{**each, "h": each["h"][0]} for each in record(40)[0]]
     qk.quantize(network((SIZE,)), feeds, runs=0)
     assert fractions[0].keys() == {"a", "y"}
+
+
+def test_the_noise_of_layers_does_not_depend_on_the_time_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions: list[dict[str, float]] = []
+
+    def measure(*arguments: Any) -> dict[str, float]:
+        fractions.append(measure_noise_fractions(*arguments))
+        return fractions[-1]
+
+    monkeypatch.setattr(lossy_layers, "measure_noise_fractions", measure)
+    monkeypatch.setattr(policy, "GOOD_STATE_ERROR", 0.0)
+    feeds, _ = record(40)
+    quantized = [qk.quantize(network(), feeds, runs=0).plan.float_fallbacks]
+    hours = count(step=3600)
+    monkeypatch.setattr(error_signals, "perf_counter", lambda: float(next(hours)))
+    quantized.append(qk.quantize(network(), feeds, runs=0).plan.float_fallbacks)
+    assert fractions[0] == fractions[1]
+    assert quantized[0] == quantized[1]
+
+
+def test_the_noise_of_layers_is_not_measured_above_the_limit_of_macs(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(error_signals, "ErrorProbe", lambda *arguments: opened.append(arguments))
+    monkeypatch.setattr(policy, "GOOD_STATE_ERROR", 0.0)
+    monkeypatch.setattr(policy, "MAX_FRACTION_MACS", 2 * SIZE * SIZE * 2 - 1)
+    result = qk.quantize(network(), record(40)[0], runs=0)
+    assert not opened
+    assert result.plan.patterns

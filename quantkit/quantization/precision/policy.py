@@ -51,6 +51,9 @@ NUM_NOISY_LAYERS = 4
 # Runs that measure the fractions, and the least fraction of the noise that remains for a trial, which then needs
 # 1 - `MAX_FLOAT_LOSS`**2 to succeed: a few runs show less or more.
 FRACTION_RUNS, MIN_NOISE_FRACTION = 2, 0.25
+# Limit of the MACs of these runs, which run the model once for each layer: minutes on two cores. A limit of the time
+# would give other files on a busy machine.
+MAX_FRACTION_MACS = 2.5e11
 # Largest fractions of the MACs of the last layers that may become float, and of the loss that may then remain.
 LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.05, MAX_FLOAT_LOSS))
 # Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.

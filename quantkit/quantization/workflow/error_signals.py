@@ -1,6 +1,6 @@
 """Error signals of the layers of a conversion, and the ranking of the layers that follows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from time import perf_counter
@@ -19,7 +19,7 @@ from quantkit.quantization.precision.decision import ERROR, ErrorPrediction, as_
 from quantkit.quantization.precision.error import ErrorProbe, tap_outputs
 from quantkit.quantization.precision.search import FloatSearch
 from quantkit.quantization.precision.switches import switch_quantization
-from quantkit.quantization.report.census import infer_sample_shapes
+from quantkit.quantization.report.census import count_node_macs, infer_sample_shapes
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
@@ -38,7 +38,8 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
         None if no runtime runs the float graph, or too slowly for the time budget.
     """
     try:
-        with _open_probe(conversion, reference, options) as probe:
+        with _open_probe(conversion, reference, options) as run:
+            probe = _find_probe(run, reference, options)
             if probe is None:
                 return None
             search = find_search(conversion, probe, reference.feeds[0], options.on_progress)
@@ -60,20 +61,24 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
 
     Args:
         conversion: conversion with the layers.
-        reference: outputs of the float model; the first `policy.FRACTION_RUNS` runs count.
+        reference: outputs of the float model; `policy.FRACTION_RUNS` runs count, or `SIGNAL_STEPS` of a state.
         options: options of the quantization.
 
     Returns:
-        Fraction by layer, the largest first; empty if the runs would take too long, or there is no noise.
+        Fraction by layer, the largest first; empty if the runs have too many MACs, or there is no noise.
 
     Raises:
         UnavailableError: no runtime can run the float graph, no output is real, or the sizes of one depend on values.
         GraphError: a runtime rejects the float graph.
     """
     plan = conversion.plan
-    with _open_probe(conversion, reference, options, 0 if reference.states else policy.FRACTION_RUNS) as probe:
-        total = 0.0 if probe is None else probe.noise(probe.switched.switches(plan))
-        if probe is None or not total:
+    num_runs = _count_fraction_runs(conversion, reference)
+    if not num_runs:
+        return {}
+    with _open_probe(conversion, reference, options) as run:
+        probe = run(num_runs)
+        total = probe.noise(probe.switched.switches(plan))
+        if not total:
             return {}
         fractions = {}
         for number, pattern in enumerate(plan.patterns):
@@ -82,6 +87,17 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
             without = probe.switched.switches(conversion.keep_float(decisions).plan)
             fractions[pattern.layer] = 1 - probe.noise(without) / total
     return dict(sorted(fractions.items(), key=lambda item: -item[1]))
+
+
+def _count_fraction_runs(conversion: Conversion, reference: FloatReference) -> int:
+    """Return the number of runs for the fractions of the noise; 0 if one has too many MACs for each layer."""
+    graph, feeds = conversion.graph, reference.feeds
+    layers = [pattern.layer for pattern in conversion.plan.patterns]
+    macs = count_node_macs(graph, layers, {name: array.shape for name, array in feeds[0].items()})
+    macs_of_run = len(layers) * sum(count or 0 for count in macs.values())
+    limit = int(policy.MAX_FRACTION_MACS // max(macs_of_run, 1))
+    wanted = count_runs(reference.outputs, reference.states) if reference.states else policy.FRACTION_RUNS
+    return min(wanted, len(feeds), limit)
 
 
 def find_search(
@@ -136,17 +152,26 @@ def _predict(search: FloatSearch, probe: ErrorProbe, reference: FloatReference) 
     return ErrorPrediction(gains, errors.rms_db, errors.interval_db, errors.holds, samples)
 
 
+def _find_probe(run: Callable[[int], ErrorProbe], reference: FloatReference, options: Options) -> ErrorProbe | None:
+    """Return a probe of as many runs as error signals need; None if those of one run would take too long."""
+    start = perf_counter()
+    probe = run(1)
+    seconds = max((perf_counter() - start) * len(probe.switched), 1e-9)
+    limit = int(policy.SIGNAL_FRACTION * options.seconds / seconds)
+    count = min(count_runs(reference.outputs, reference.states), len(reference.feeds), limit)
+    return run(count) if count else None
+
+
 @contextmanager
 def _open_probe(
-    conversion: Conversion, reference: FloatReference, options: Options, runs: int = 0
-) -> Iterator[ErrorProbe | None]:
-    """Open the switched graph; None if the error signals of one run would take too long.
+    conversion: Conversion, reference: FloatReference, options: Options
+) -> Iterator[Callable[[int], ErrorProbe]]:
+    """Open the switched graph; return a function that runs it on the first feeds.
 
     Args:
         conversion: conversion with the layers.
         reference: outputs of the float model.
         options: options of the quantization.
-        runs: number of runs; 0 for as many as error signals need.
 
     Raises:
         UnavailableError, GraphError: no runtime can run the graph.
@@ -155,13 +180,4 @@ def _open_probe(
     switched = switch_quantization(graph, conversion.plan, conversion.ranges)
     runtime = choose_float_runtime(graph, AUTO if graph.dialect == onnx.DIALECT else options.runtime)
     with open_session(tap_outputs(switched.graph), runtime) as session:
-
-        def run(count: int) -> ErrorProbe:
-            return ErrorProbe(switched, session, reference.feeds[:count], reference.outputs[:count], states)
-
-        start = perf_counter()
-        run(1)
-        seconds = max((perf_counter() - start) * len(switched), 1e-9)
-        limit = int(policy.SIGNAL_FRACTION * options.seconds / seconds)
-        count = min(runs or count_runs(reference.outputs, states), len(reference.feeds), limit)
-        yield run(count) if count else None
+        yield lambda count: ErrorProbe(switched, session, reference.feeds[:count], reference.outputs[:count], states)
