@@ -70,7 +70,7 @@ class OutputSqnr:
         return float(max(min(10 ** (-self.worst / 20), 1.0), 1 - self._smallest_fraction))
 
     def is_near(self, decibels: float, fraction: float) -> bool:
-        """Return True if every output is near that of the reference model.
+        """Return True if every output is near that of the reference model, and has its size in a sample.
 
         Args:
             decibels: lowest SQNR of a real output, unless its reconstruction error is unchanged.
@@ -79,7 +79,8 @@ class OutputSqnr:
         if self.metric:
             return not self.not_finite and self.score >= fraction
         changed = [name for name, value in self.sqnr.items() if value < decibels and not self._is_as_good(name)]
-        return not self.not_finite and not changed and self._smallest_fraction >= fraction
+        is_compared = all(equal for equal, _ in self.sizes.values())
+        return not self.not_finite and not changed and is_compared and self._smallest_fraction >= fraction
 
     @property
     def _smallest_fraction(self) -> float:

@@ -29,6 +29,18 @@ def test_samples_that_are_not_finite_are_counted_and_skipped() -> None:
     assert counter.result.error == 1
 
 
+def test_an_output_that_is_never_of_equal_size_is_not_near() -> None:
+    """Its values are compared in no sample, however little the sizes differ."""
+    counter = OutputSqnrCounter()
+    counter.add({"boxes": np.ones((1, 200))}, {"boxes": np.zeros((1, 199))})
+    never = counter.result
+    assert never.error == pytest.approx(0.005)
+    assert not never.is_near(20, 0.98)
+    counter.add({"boxes": np.ones((1, 200))}, {"boxes": np.ones((1, 200))})
+    once = counter.result
+    assert once.is_near(20, 0.98)
+
+
 def test_integers_are_compared_by_the_fraction_of_equal_values() -> None:
     counter = OutputSqnrCounter()
     mask = np.arange(10, dtype=np.int32).reshape(1, 10)
