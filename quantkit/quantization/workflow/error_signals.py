@@ -96,8 +96,8 @@ def _count_fraction_runs(conversion: Conversion, reference: FloatReference) -> i
     macs = count_node_macs(graph, layers, {name: array.shape for name, array in feeds[0].items()})
     macs_of_run = len(layers) * sum(count or 0 for count in macs.values())
     limit = int(policy.MAX_FRACTION_MACS // max(macs_of_run, 1))
-    wanted = count_runs(reference.outputs, reference.states) if reference.states else policy.FRACTION_RUNS
-    return min(wanted, len(feeds), limit)
+    num_runs = count_runs(reference.outputs, reference.states) if reference.states else policy.FRACTION_RUNS
+    return min(num_runs, len(feeds), limit)
 
 
 def find_search(
