@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
+from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -126,6 +127,13 @@ class Registry(Generic[T]):
         if not isinstance(value, kind):
             raise UsageError(f"the value is of type {type(value).__name__}, not {kind.__name__}")
         return value
+
+
+def import_modules(package: str) -> None:
+    """Import the modules of a package, which register themselves; those with a private name are left to the others."""
+    for module in iter_modules(import_module(package).__path__, f"{package}."):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            import_module(module.name)
 
 
 def resolve(value: Any) -> Any:

@@ -6,6 +6,7 @@ Transforms and targets for TensorFlow graphs then apply to ONNX models.
 from quantkit.formats import onnx
 from quantkit.formats.metadata import text_of, with_text
 from quantkit.ir.graph import Graph
+from quantkit.registry import import_modules
 
 
 def convert(graph: Graph) -> Graph:
@@ -17,22 +18,10 @@ def convert(graph: Graph) -> Graph:
         UnavailableError: a node is not supported.
         GraphError: the nodes form a cycle.
     """
-    # Each module registers handlers for op types; TensorFlow graphs need none of them.
-    from quantkit.convert.onnx_to_tensorflow import (  # noqa: F401
-        arrays,
-        branches,
-        detection,
-        elementwise,
-        images,
-        indexing,
-        layers,
-        loops,
-        recurrent,
-        shapes,
-    )
     from quantkit.convert.onnx_to_tensorflow.scaled_swishes import separate_scales
     from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator
 
+    import_modules(__name__)  # they register handlers for op types; TensorFlow graphs need none of them
     return separate_scales(OnnxTranslator(graph).translate())
 
 

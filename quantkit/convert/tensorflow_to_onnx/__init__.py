@@ -1,20 +1,11 @@
 """Conversion of TensorFlow inference graphs to ONNX graphs."""
 
-# Each module registers handlers for op types.
-from quantkit.convert.tensorflow_to_onnx import (  # noqa: F401
-    elementwise,
-    indexing,
-    layers,
-    mathematics,
-    matrices,
-    sequences,
-    shapes,
-    slices,
-    vision,
-)
 from quantkit.convert.tensorflow_to_onnx.control_flow import lower
 from quantkit.convert.tensorflow_to_onnx.translator import Translation, Translator
 from quantkit.ir.graph import Graph
+from quantkit.registry import import_modules
+
+import_modules(__name__)  # each module registers handlers for op types
 
 
 def convert(graph: Graph) -> Graph:

@@ -3,37 +3,9 @@
 Constant folding and the NumPy runtime use the kernels.
 """
 
-from quantkit.ops.kernels import (
-    convolution,
-    elementwise,
-    identity,
-    images,
-    indexing,
-    neural,
-    pooling,
-    quantized,
-    reductions,
-    shapes,
-    tables,
-)
 from quantkit.ops.kernels.registry import KERNELS, Evaluate, evaluate, has_kernel, kernel, output_bytes
+from quantkit.registry import import_modules
 
-__all__ = [
-    "KERNELS",
-    "Evaluate",
-    "convolution",
-    "elementwise",
-    "evaluate",
-    "has_kernel",
-    "identity",
-    "images",
-    "indexing",
-    "kernel",
-    "neural",
-    "output_bytes",
-    "pooling",
-    "quantized",
-    "reductions",
-    "shapes",
-    "tables",
-]
+__all__ = ["KERNELS", "Evaluate", "evaluate", "has_kernel", "kernel", "output_bytes"]
+
+import_modules(__name__)
