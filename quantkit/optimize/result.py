@@ -108,7 +108,11 @@ class Optimization(PlainReport):
                 needed = samples_for(self.goal.max_drop) if self.goal.max_drop > 0 else 0
                 few = f": about {needed} held-out samples may show {self.goal.max_drop:g}" if needed else ""
             return f"{text}, but {choice.drop}{few}"
-        return text
+        if self.goal.objective == "size" or choice.ratio <= self.best.ratio:
+            return text
+        speedup = choice.speedup
+        interval = "not measured" if speedup is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
+        return f"{text}, which is not shown in new processes ({interval})"
 
     @property
     def settings(self) -> BestSettings:
