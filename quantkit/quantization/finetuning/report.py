@@ -20,8 +20,8 @@ class MetricGain:
     Attributes:
         kind: quantity of the loss.
         before, after: mean loss of the calibrated and of the fine-tuned file over the samples.
-        low, high: bounds of the 95 % interval of ``before - after``, Student's t of the differences of the runs; None
-            for a single run.
+        low, high: bounds of the 95 % interval of ``before - after``, Student's t of the differences of the runs, or of
+            blocks of runs; None for a single run.
         source: description of the samples.
     """
 
@@ -45,6 +45,18 @@ class MetricGain:
             low, high = gain - half, gain + half
         return cls(before[0].kind, means[0], means[1], low, high, source)
 
+    @classmethod
+    def of_blocks(cls, before: Sequence[Loss], after: Sequence[Loss], source: str) -> Self:
+        """Return the gain for the losses of both files over all blocks of runs, and without each block (jackknife)."""
+        gains = [first.drop - other.drop for first, other in zip(before, after, strict=True)]
+        num_blocks, low, high = len(gains) - 1, None, None
+        if num_blocks > 1:
+            mean = fmean(gains[1:])
+            error = sqrt((num_blocks - 1) / num_blocks * sum((gain - mean) ** 2 for gain in gains[1:]))
+            half = quantile(0.95, num_blocks - 1) * error
+            low, high = gains[0] - half, gains[0] + half
+        return cls(before[0].kind, before[0].drop, after[0].drop, low, high, source)
+
     def __str__(self) -> str:
         factor, digits, percent = (1, 4, "") if self.kind == ERROR else (100, 1, " %")
         numbers = (self.before, self.after, self.before - self.after, self.low, self.high)
@@ -55,6 +67,19 @@ class MetricGain:
 
 
 @dataclass(frozen=True)
+class RangeChoice:
+    """Observer whose ranges replace the calibrated ones before a training.
+
+    Attributes:
+        observer: name of the observer.
+        gain: effect of its ranges on the task's metric, by cross-validation.
+    """
+
+    observer: str
+    gain: MetricGain
+
+
+@dataclass(frozen=True)
 class FineTuning:
     """Course of a fine-tuning, and its effect.
 
@@ -62,9 +87,11 @@ class FineTuning:
         budget: requested steps or time, or ``layerwise``.
         steps: number of finished steps; of layers with ``layerwise``.
         seconds: duration.
+        ranges: choice of another observer before the training; None if the calibrated ranges are its start.
         before, after: loss of the simulation on the samples held out from the training; None if there was none.
-        gain: effect on the task's metric, which decides which file is kept; None if it was not measured.
-        is_fine_tuned: True if the model is the fine-tuned one, and False if it is the calibrated one.
+        gain: effect of the training on the task's metric, which decides which file is kept; None if it was not
+            measured.
+        is_fine_tuned: True if the model is the trained one, and False if it is the calibrated one, with ``ranges``.
         reason: reason why the fine-tuning ended early, or why its result is not kept; may be empty.
         frozen: layers that no gradient reached.
         fidelity: agreement of the file with the simulation on these samples; for outputs other than class scores the
@@ -74,6 +101,7 @@ class FineTuning:
     budget: str
     steps: int = 0
     seconds: float = 0.0
+    ranges: RangeChoice | None = None
     before: float | None = None
     after: float | None = None
     gain: MetricGain | None = None
@@ -84,6 +112,8 @@ class FineTuning:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report."""
+        if self.ranges is not None:
+            yield f"ranges of the observer {self.ranges.observer}: {self.ranges.gain}"
         noun = "layers" if self.budget == "layerwise" else "steps"
         if self.is_fine_tuned and self.before is not None and self.after is not None:
             losses = f"loss {self.before:.4f} -> {self.after:.4f} on samples held out from the training"
@@ -103,6 +133,7 @@ class FineTuning:
             "budget": self.budget,
             "steps": self.steps,
             "seconds": self.seconds,
+            "ranges": None if self.ranges is None else asdict(self.ranges),
             "before": self.before,
             "after": self.after,
             "gain": None if self.gain is None else asdict(self.gain),

@@ -46,6 +46,7 @@ from quantkit.quantization.finetuning.variables import Floats, Variables
 from quantkit.quantization.ranges import graph_digest
 from quantkit.quantization.workflow.accuracy import open_conversion
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.cross_validation import choose_ranges
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.labeled_feeds import Feeds, LabeledFeeds
 from quantkit.quantization.workflow.options import Options
@@ -66,8 +67,8 @@ MAX_FEATURES = 1 << 16
 COMPARED_RUNS, OBSERVED_RUNS = 64, 64
 # Smallest and largest number of augmented runs.
 AUGMENTED = 256, 512
-# Largest part of a time for the training that the fit of the layers takes.
-FIT = 0.25
+# Largest part of a time for the training that the ranges and the fit of the layers take, and that of the ranges in it.
+FIT, RANGES = 0.25, 0.5
 # Part of the budget of a short training that compares the samples, and its smallest number of steps.
 SHORT, LEAST_SHORT_STEPS = 0.125, 8
 
@@ -103,9 +104,8 @@ def fine_tune(
     conversion: Conversion,
     data: Dataset,
     reference: FloatReference,
+    calibration: FloatReference,
     options: Options,
-    *,
-    is_held_out: bool,
 ) -> tuple[Conversion, FineTuning]:
     """Train weights and ranges of a calibrated model; return it unchanged if that brings no improvement.
 
@@ -115,16 +115,26 @@ def fine_tune(
         data: calibration dataset, the training data.
         reference: float outputs of the samples that decide which file is better in the task's metric. With equal
             metrics, the calibrated model is kept.
+        calibration: float outputs of the training data; the samples of ``reference`` if there are no others, which then
+            do not decide.
         options: options of the caller.
-        is_held_out: True if these samples are not the training data, and can decide.
     """
     assert options.finetune is not None, "fine_tune is called with --finetune"
-    start, budget = monotonic(), str(options.finetune)
+    start, budget, ranges = monotonic(), str(options.finetune), None
+    is_held_out = reference is not calibration
+    limit = Budget.parse(options.finetune).seconds
+    limit = options.seconds if limit is None else min(options.seconds, FIT * limit)
     with temporary_folder() as folder:
         try:
+            # Ranges and rounding before weights: each starts from the best file so far.
+            samples = [calibration, reference] if is_held_out else [calibration]
+            conversion, ranges = choose_ranges(model, conversion, data, samples, options, RANGES * limit)
             # No variable holds the first problem: the training may replace it, and then its memory is free.
             problem, trained = _train(
-                _prepare(model, conversion, data, reference, options, folder), conversion, options
+                _prepare(model, conversion, data, reference, options, folder),
+                conversion,
+                options,
+                limit - (monotonic() - start),
             )
         except (QuantkitError, MemoryError) as error:
             reason = (
@@ -132,7 +142,7 @@ def fine_tune(
                 if isinstance(error, QuantkitError)
                 else "the fine-tuning needs more memory than is available"
             )
-            report = FineTuning(budget, seconds=monotonic() - start, reason=reason)
+            report = FineTuning(budget, seconds=monotonic() - start, ranges=ranges, reason=reason)
             options.on_message(f"{report.reason}; the calibrated model is kept")
             return conversion, report
         tuned = apply_values(problem.conversion, problem.simulation, trained.simulator.variables, trained.values)
@@ -148,6 +158,7 @@ def fine_tune(
         budget,
         trained.steps,
         monotonic() - start,
+        ranges,
         trained.before,
         trained.after,
         gain,
@@ -325,7 +336,9 @@ def _takes_batches(simulator: Simulator, store: SampleStore) -> bool:
     return shapes == [array.shape for array in expected]
 
 
-def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) -> tuple[_TuningProblem, TrainingResult]:
+def _train(
+    problem: _TuningProblem, calibrated: Conversion, options: Options, seconds: float
+) -> tuple[_TuningProblem, TrainingResult]:
     """Equalize the layers, then train the variables, or fit each layer by itself.
 
     An interrupted training is saved next to the output.
@@ -334,6 +347,7 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
         problem: calibrated model.
         calibrated: the same, without corrected biases.
         options: options of the caller.
+        seconds: time budget of the fit of the layers.
 
     Returns:
         The problem whose variables are trained, with equalized layers where that is the better start, and the result.
@@ -353,12 +367,9 @@ def _train(problem: _TuningProblem, calibrated: Conversion, options: Options) ->
     )
     before = training.evaluate_start()
     problem, training = _choose_start(problem, training, calibrated, options)
-    # Ranges and rounding before weights: the fit of the layers is the start of the training.
-    limit = options.seconds
     if training.budget.seconds is not None:
-        limit = min(limit, FIT * training.budget.seconds)
         training = replace(training, budget=training.budget.part(1 - FIT))
-    trained = _tune_layers(training, problem, options, limit)
+    trained = _tune_layers(training, problem, options, seconds)
     if training.budget.is_layerwise:
         return problem, replace(trained, before=before)
     key = blake2b(" ".join((*facts, graph_digest(trained.simulator.simulation.source))).encode(), digest_size=8)

@@ -1,6 +1,6 @@
 """Outputs of the float model, and the distance of a quantized model's outputs from them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -225,12 +225,15 @@ class FloatReference:
 
     def first_runs(self, count: int) -> "FloatReference":
         """Return the reference of the first cached runs, at most ``count``."""
-        count = min(count, len(self.feeds))
+        return self.select(range(min(count, len(self.feeds))))
+
+    def select(self, runs: Sequence[int]) -> "FloatReference":
+        """Return the reference of some cached runs."""
         return replace(
             self,
-            feeds=self.feeds[:count],
-            outputs=self.outputs[:count],
-            classes=self.classes[:count],
+            feeds=[self.feeds[run] for run in runs],
+            outputs=[self.outputs[run] for run in runs],
+            classes=[self.classes[run] for run in runs],
             uncached=None,
             is_classifier=self.has_class_scores,
         )
@@ -256,13 +259,14 @@ class FloatReference:
 
     def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
         """Run another model on the same samples; return its distance from the float model."""
-        return self._measure(self.runs(session))
+        return self.measure(self.runs(session))
 
     def losses(self, session: Session) -> list[Loss]:
         """Run another model on the same samples; return the loss of each run."""
-        return [self.loss(self._measure([run])) for run in self.runs(session)]
+        return [self.loss(self.measure([run])) for run in self.runs(session)]
 
-    def _measure(self, runs: Iterable[ComparedRun]) -> ClassificationMetrics | OutputSqnr:
+    def measure(self, runs: Iterable[ComparedRun]) -> ClassificationMetrics | OutputSqnr:
+        """Return the distance of the outputs of some runs from the float model."""
         counter, sqnr, name = ClassificationCounter(), OutputSqnrCounter(self.task), self.score_output
         for run in runs:
             if name is not None:

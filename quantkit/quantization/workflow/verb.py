@@ -83,8 +83,7 @@ def _run(options: Options) -> QuantizationResult:
         reference = held_out_reference if is_needed else reference
     fine_tuning = None
     if options.finetune is not None and data is not None:
-        is_held_out = reference is not trials.reference
-        conversion, fine_tuning = fine_tune(model, conversion, data, reference, options, is_held_out=is_held_out)
+        conversion, fine_tuning = fine_tune(model, conversion, data, reference, trials.reference, options)
     fallback = None
     if options.max_drop is not None:
         fallback = search_fallbacks(conversion, reference, options, options.max_drop)
