@@ -122,7 +122,7 @@ def test_the_gain_of_blocks_has_the_interval_of_a_jackknife() -> None:
     ("loss", "is_smaller"),
     [
         (Loss(0.1, 0.10), True),
-        (Loss(0.1, 0.19), True),
+        (Loss(0.1, 0.18), True),
         (Loss(0.1, 0.197), False),
         (Loss(0.05, 0.3), False),
         (Loss(0.2, 0.1), False),
