@@ -183,25 +183,6 @@ def _calibrate(
     return ranges, reference
 
 
-def calibrate_again(model: Model, graph: Graph, plan: Plan, data: Dataset, options: Options) -> Ranges:
-    """Return the ranges of another plan, for example of another observer, without a state file and messages.
-
-    Args:
-        model: float model.
-        graph: prepared float graph.
-        plan: plan of ``graph``.
-        data: calibration dataset.
-        options: options of the caller.
-
-    Raises:
-        InputError, UsageError: as `compute_ranges`.
-    """
-    with open_calibration_session(graph, plan, options.runtime, varies=_varies(graph, data)) as session:
-        samples = LabeledFeeds.of(model, session, data, options)
-        runs = ((feeds, len(samples.classes)) for feeds in samples)
-        return collect_ranges(session, plan, runs, graph=graph, preprocessing=samples.preprocessing)
-
-
 def _varies(graph: Graph, data: Dataset) -> bool:
     """Return True if the samples of a dataset have different sizes."""
     return data.varies(rank_of([tensor_info(graph, edge) for edge in graph.inputs]))

@@ -26,7 +26,7 @@ from quantkit.quantization.observers import observers
 from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.workflow.accuracy import open_conversion
-from quantkit.quantization.workflow.calibration_run import calibrate_again
+from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
@@ -84,7 +84,7 @@ def choose_ranges(
         return conversion, None
     gain = MetricGain.of_blocks(losses[present], losses[best], f"{len(reference)} samples, cross-validated")
     replacement = _with_observer(conversion, best)
-    ranges = calibrate_again(model, replacement.graph, replacement.plan, data, options)
+    ranges, _ = compute_ranges(model, replacement.graph, replacement.plan, data, options)
     return replace(replacement, ranges=ranges), RangeChoice(best, gain)
 
 
