@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Node
+from quantkit.ops.shape_rules import Rules
 
 Translator = TypeVar("Translator")
 Handler = Callable[[Translator, Node], None]
@@ -34,7 +35,7 @@ class NodeConversionError(UnavailableError):
         raise NotImplementedError
 
 
-class Handlers(dict[str, Handler[Translator]], Generic[Translator]):
+class Handlers(Rules[Handler[Translator]], Generic[Translator]):
     """Handler of each op type of a conversion.
 
     Args:
@@ -44,17 +45,6 @@ class Handlers(dict[str, Handler[Translator]], Generic[Translator]):
     def __init__(self, error: type[NodeConversionError]) -> None:
         super().__init__()
         self.error = error
-
-    def register(self, ops: str) -> Callable[[Handler[Translator]], Handler[Translator]]:
-        """Register a handler for op types separated by spaces; used as a decorator."""
-
-        def register(handler: Handler[Translator]) -> Handler[Translator]:
-            for op in ops.split():
-                assert op not in self, f"op type {op!r} already has a handler"
-                self[op] = handler
-            return handler
-
-        return register
 
     def convert(self, translator: Translator, node: Node) -> Failures | None:
         """Convert a node.

@@ -17,13 +17,20 @@ Rule = TypeVar("Rule")
 
 
 class Rules(dict[str, Rule]):
-    """Rules by op type."""
+    """Rules by op type: functions that infer, compute or convert."""
 
     def rule(self, *ops: str) -> Callable[[Rule], Rule]:
-        """Register a rule for op types; a text may have several separated by spaces."""
+        """Register a rule for op types; a text may have several separated by spaces.
+
+        Raises:
+            ValueError: an op type already has a rule.
+        """
 
         def register(rule: Rule) -> Rule:
-            self.update(dict.fromkeys(" ".join(ops).split(), rule))
+            for op in " ".join(ops).split():
+                if op in self:
+                    raise ValueError(f"op type {op!r} already has a rule")
+                self[op] = rule
             return rule
 
         return register

@@ -42,7 +42,7 @@ class OnnxConversionError(NodeConversionError):
 
 
 HANDLERS: Handlers["OnnxTranslator"] = Handlers(OnnxConversionError)
-converts = HANDLERS.register
+converts = HANDLERS.rule
 
 
 @dataclass

@@ -15,6 +15,7 @@ from quantkit.convert.tensorflow_to_onnx.translator import conversion_error, dty
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.semantics import LOOP_OPS
+from quantkit.ops.shape_rules import Rules
 
 # Rows of an empty list whose elements have an unknown shape. Input: number of rows; attribute: T.
 EMPTY_ROWS = "_EmptyTensorList"
@@ -22,7 +23,7 @@ WRITE = "TensorScatterUpdate"
 
 # (nodes before, node) -> nodes in its place; the last one has its name and one output
 _Rewrite = Callable[[Mapping[str, Node], Node], list[Node]]
-LIST_OPS: dict[str, _Rewrite] = {}
+LIST_OPS: Rules[_Rewrite] = Rules()
 
 
 def lower_lists(graph: Graph) -> Graph:
@@ -55,17 +56,7 @@ def _with_types(nodes: Mapping[str, Node], node: Node) -> Node:
     return node.with_attrs(T=dtype_of(nodes, node.inputs[0])) if node.op == "Identity" else node
 
 
-def _rewrites(ops: str) -> Callable[[_Rewrite], _Rewrite]:
-    """Register a rewrite for op types separated by spaces."""
-
-    def register(rewrite: _Rewrite) -> _Rewrite:
-        LIST_OPS.update(dict.fromkeys(ops.split(), rewrite))
-        return rewrite
-
-    return register
-
-
-@_rewrites("TensorArrayV3 TensorListReserve")
+@LIST_OPS.rule("TensorArrayV3 TensorListReserve")
 def _empty(nodes: Mapping[str, Node], node: Node) -> list[Node]:
     if node.op == "TensorArrayV3":
         size, dtype, shape = node.inputs[0], node.attrs["dtype"], node.attrs.get("element_shape")
@@ -104,7 +95,7 @@ def _constant_shape(nodes: Mapping[str, Node], edge: Edge) -> Shape | None:
     return Shape([None if size < 0 else int(size) for size in node.value.array])
 
 
-@_rewrites("TensorListFromTensor TensorListStack")
+@LIST_OPS.rule("TensorListFromTensor TensorListStack")
 def _whole(nodes: Mapping[str, Node], node: Node) -> list[Node]:
     return [_same(nodes, node, node.inputs[0])]
 
@@ -113,7 +104,7 @@ def _same(nodes: Mapping[str, Node], node: Node, edge: Edge) -> Node:
     return Node(node.name, "Identity", (edge,), attrs={"T": dtype_of(nodes, edge)})
 
 
-@_rewrites("TensorListGetItem TensorListGather TensorArrayReadV3 TensorArrayGatherV3")
+@LIST_OPS.rule("TensorListGetItem TensorListGather TensorArrayReadV3 TensorArrayGatherV3")
 def _gather(nodes: Mapping[str, Node], node: Node) -> list[Node]:
     rows = node.inputs[0 if node.op.startswith("TensorList") else 2]
     if node.op == "TensorArrayGatherV3" and _covers(nodes, node.inputs[1], nodes[node.inputs[0].node]):
@@ -127,7 +118,7 @@ def _gather(nodes: Mapping[str, Node], node: Node) -> list[Node]:
     return [axis, Node(node.name, "GatherV2", (rows, node.inputs[1], Edge(axis.name)), attrs=dtypes)]
 
 
-@_rewrites("TensorListSetItem TensorArrayWriteV3")
+@LIST_OPS.rule("TensorListSetItem TensorArrayWriteV3")
 def _write(nodes: Mapping[str, Node], node: Node) -> list[Node]:
     index, value = node.inputs[1:3]
     rows = node.inputs[0 if node.op == "TensorListSetItem" else 3]
@@ -146,12 +137,12 @@ def _write(nodes: Mapping[str, Node], node: Node) -> list[Node]:
     return [*whole, axis, shape, indices, row, Node(node.name, WRITE, inputs, attrs=attrs)]
 
 
-@_rewrites("TensorArrayScatterV3")
+@LIST_OPS.rule("TensorArrayScatterV3")
 def _scatter(nodes: Mapping[str, Node], node: Node) -> list[Node]:
     return [_same(nodes, node, node.inputs[2]) if _covers(nodes, node.inputs[1], None) else node]
 
 
-@_rewrites("TensorListLength TensorArraySizeV3")
+@LIST_OPS.rule("TensorListLength TensorArraySizeV3")
 def _length(nodes: Mapping[str, Node], node: Node) -> list[Node]:
     rows = node.inputs[-1]
     producer = nodes[rows.node]

@@ -45,7 +45,7 @@ class ConversionError(NodeConversionError):
 
 
 HANDLERS: Handlers["Translator"] = Handlers(ConversionError)
-converts = HANDLERS.register
+converts = HANDLERS.rule
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from quantkit.ir.tensor import Array, DType
 from quantkit.limits import check_size
 from quantkit.ops.kernel_errors import KERNEL_ERRORS, check_nan, kernel_error
 from quantkit.ops.kernels.output_sizes import OutputSize, sum_of_inputs
+from quantkit.ops.shape_rules import Rules
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
 Kernel = Callable[[Node, Sequence[Array]], Array | tuple[Array, ...]]
@@ -21,7 +22,7 @@ GuardedKernel = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
 # (node, values of its inputs) -> values of its outputs; None if the op is not supported.
 Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
 
-KERNELS: dict[str, GuardedKernel] = {}
+KERNELS: Rules[GuardedKernel] = Rules()
 # Rules of ops whose output can be larger than the inputs.
 _OUTPUT_SIZES: dict[str, OutputSize] = {}
 
@@ -38,11 +39,8 @@ def kernel(*ops: str, output_size: OutputSize = sum_of_inputs) -> Callable[[Kern
     """
 
     def register(function: Kernel) -> Kernel:
-        for op in ops:
-            if op in KERNELS:
-                raise ValueError(f"op type {op!r} already has a kernel")
-            KERNELS[op] = _guard(function)
-            _OUTPUT_SIZES[op] = output_size
+        KERNELS.rule(*ops)(_guard(function))
+        _OUTPUT_SIZES.update(dict.fromkeys(ops, output_size))
         return function
 
     return register

@@ -15,6 +15,7 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.limits import check_size
 from quantkit.ops.kernel_errors import KERNEL_ERRORS, check_nan, kernel_error
+from quantkit.ops.shape_rules import Rules
 
 # Opset that applies if the caller gives no opset.
 LATEST_OPSET = 25
@@ -65,7 +66,7 @@ class Call:
 Kernel = Callable[[Call], Array | tuple[Array, ...]]
 # Number of elements of an output that can be larger than the inputs, before the kernel allocates it.
 OutputSize = Callable[[Call], int]
-KERNELS: dict[str, Kernel] = {}
+KERNELS: Rules[Kernel] = Rules()
 _OUTPUT_SIZES: dict[str, OutputSize] = {}
 
 
@@ -84,17 +85,9 @@ def kernel(ops: str, output_size: OutputSize | None = None) -> Callable[[Kernel]
     Raises:
         ValueError: an op type already has a kernel.
     """
-
-    def register(function: Kernel) -> Kernel:
-        for op in ops.split():
-            if op in KERNELS:
-                raise ValueError(f"op type {op!r} already has a kernel")
-            KERNELS[op] = function
-            if output_size is not None:
-                _OUTPUT_SIZES[op] = output_size
-        return function
-
-    return register
+    if output_size is not None:
+        _OUTPUT_SIZES.update(dict.fromkeys(ops.split(), output_size))
+    return KERNELS.rule(ops)
 
 
 def has_kernel(op: str) -> bool:
