@@ -79,10 +79,10 @@ def test_the_reason_against_a_faster_median_is_its_interval(data: Path, monkeypa
     result = qk.optimize("digits", data, runtimes=["openvino"])
     assert result.best.speedup is not None
     uncertain = replace(result.best, speedup=replace(result.best.speedup, low=0.8, high=3.1))
-    float_answer = replace(result, best=result.baseline, choices=(uncertain, result.baseline))
+    float_result = replace(result, best=result.baseline, choices=(uncertain, result.baseline))
     claim = "2.00 times as fast as the float model, which is not shown in new processes"
-    assert dict(float_answer.reasons)[uncertain.name] == f"{claim} (0.80 to 3.10)"
-    unmeasured = replace(float_answer, choices=(replace(uncertain, speedup=None), result.baseline))
+    assert dict(float_result.reasons)[uncertain.name] == f"{claim} (0.80 to 3.10)"
+    unmeasured = replace(float_result, choices=(replace(uncertain, speedup=None), result.baseline))
     assert dict(unmeasured.reasons)[uncertain.name] == f"{claim} (not measured)"
 
 
