@@ -66,8 +66,9 @@ def advise_threads(target: Target, cores: int) -> str:
         return f"intra-op {options.intra_op} and inter-op as many as cores: {flags}"
     if is_litert(target):
         return f"as many threads as cores: --intra-op {cores}"  # LiteRT itself uses one thread
-    titles = ", ".join(find_runtime(name).title for name in target.runtimes)
-    return f"keep the default thread settings of {titles}"
+    *titles, last = (find_runtime(name).title for name in target.runtimes)
+    others = f"{', '.join(titles)} and " if titles else ""
+    return f"keep the default thread settings of {others}{last}"
 
 
 def advise_gpu(target: Target) -> str:

@@ -4,9 +4,9 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +37,6 @@ GOOD_DECIBELS = 20.0
 MOST = 0.5
 # Precisions of a search after which no layer can be int8.
 FLOATS = "float32,bfloat16"
-IMAGE_SIZES = ("input_width", "input_height")
 _SEARCH = "optimize measures the float and int8 files of all runtimes, with their thread settings"
 
 
@@ -47,98 +46,81 @@ class Commands:
 
     Attributes:
         model: name of the float model.
-        output: path of the quantized model.
-        source: flags for the source of the ranges.
-        data: dataset for the accuracy.
-        flags: flags about the model, its recipe, its preprocessing and the metric.
-        loading, preprocessing, metric: the flags about the model and its sizes, about preprocessing, and about the
-            metric of the accuracy, among them.
-        target: name of the target.
-        form: flags about the files of this target alone.
-        is_held_out: True if the accuracy is measured on other samples than the calibration samples.
-        libraries: libraries with the custom ops of the model.
-        sizes: flags for the sizes of dynamic inputs, which a benchmark without data needs.
+        target: target of the quantization.
+        options: options of the caller.
+        lacks_kernels: True if the model has custom ops without a kernel; a library is still to be named.
+        shapes: shape of a sample for each input with dynamic sizes, which a benchmark without data needs.
     """
 
     model: str
-    output: Path
-    source: tuple[str, ...] = ("--calibration", "DATA")
-    data: str = "DATA"
-    flags: tuple[str, ...] = ()
-    loading: tuple[str, ...] = ()
-    preprocessing: tuple[str, ...] = ()
-    metric: tuple[str, ...] = ()
-    target: str = ""
-    form: tuple[str, ...] = ()
-    is_held_out: bool = False
-    libraries: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ()
+    target: Target
+    options: Options
+    _: KW_ONLY
+    lacks_kernels: bool = False
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        model: str,
-        target: Target,
-        options: Options,
-        *,
-        lacks_kernels: bool = False,
-        shapes: Mapping[str, Sequence[int]] = {},
-    ) -> Self:
-        """Return the commands after a quantization with these options.
+    @property
+    def output(self) -> Path:
+        """Path of the quantized model."""
+        return self.options.file or Path(f"OUTPUT{self.target.suffixes[0]}")
 
-        Args:
-            model: name of the float model.
-            target: target of the quantization.
-            options: options of the caller.
-            lacks_kernels: True if the model has custom ops without a kernel; a library is still to be named.
-            shapes: shape of a sample for each input with dynamic sizes.
-        """
-        source = cls.source
-        if options.calibration is not None:
-            source = ("--calibration", _path_text(options.calibration, "DATA"), "--limit", str(options.limit))
-        elif options.ranges is not None:
-            source = ("--ranges", _path_text(options.ranges, "RANGES.json"))
-        held_out = options.calibration if options.held_out is None else options.held_out
-        preprocessing = _flags(options, *names_of(NormalizationOptions))
-        loading = (*_flags(options, *names_of(LoadingOptions), *IMAGE_SIZES), *_shape_flags(options.input_shapes or {}))
-        metric = _flags(options, "labels", "task")
-        flags = (*loading, *_flags(options, "recipe", "uint8_input"), *preprocessing, *metric)
-        output = options.file or Path(f"OUTPUT{target.suffixes[0]}")
-        is_held_out = options.held_out is not None or options.max_drop is not None
-        libraries = custom_op_libraries() or (("LIBRARY",) if lacks_kernels else ())
-        data = _path_text(held_out, cls.data)
-        return cls(
-            model,
-            output,
-            source,
-            data,
-            flags,
-            loading,
-            preprocessing,
-            metric,
-            target.name,
-            _flags(options, "scheme", "observer", "reduce_range", "runtime", "float_parts"),
-            is_held_out,
-            libraries,
-            _shape_flags(shapes),
-        )
+    @property
+    def source(self) -> tuple[str, ...]:
+        """Flags for the source of the ranges."""
+        options = self.options
+        if options.calibration is None and options.ranges is not None:
+            return "--ranges", _path_text(options.ranges, "RANGES.json")
+        limit = () if options.calibration is None else ("--limit", str(options.limit))
+        return "--calibration", _path_text(options.calibration, "DATA"), *limit
+
+    @property
+    def data(self) -> str:
+        """Dataset for the accuracy."""
+        options = self.options
+        return _path_text(options.calibration if options.held_out is None else options.held_out, "DATA")
+
+    @property
+    def _held_out(self) -> tuple[str, ...]:
+        """Flag of a dataset for the accuracy that is not the source of the ranges."""
+        return ("--held-out", self.data) if self.data not in (self.source[1], "DATA") else ()
+
+    @property
+    def _preprocessing(self) -> tuple[str, ...]:
+        return _flags(self.options, *names_of(NormalizationOptions))
+
+    @property
+    def _loading(self) -> tuple[str, ...]:
+        """Flags about the model and the sizes of its inputs."""
+        shapes = _shape_flags(self.options.input_shapes or {})
+        return *_flags(self.options, *names_of(LoadingOptions), "input_width", "input_height"), *shapes
+
+    @property
+    def _metric(self) -> tuple[str, ...]:
+        return _flags(self.options, "labels", "task")
+
+    @property
+    def _shared(self) -> tuple[str, ...]:
+        """Flags of a quantization for any target."""
+        return *self._loading, *_flags(self.options, "recipe", "uint8_input"), *self._preprocessing, *self._metric
 
     def command(self, *arguments: str) -> str:
         """Return a command with the libraries of custom ops, and a benchmark with the sizes of dynamic inputs."""
-        flags = (part for library in self.libraries for part in ("--custom-op-library", library))
-        return shlex.join(("quantkit", *arguments, *(self.sizes if arguments[0] == "benchmark" else ()), *flags))
+        libraries = custom_op_libraries() or (("LIBRARY",) if self.lacks_kernels else ())
+        flags = (part for library in libraries for part in ("--custom-op-library", library))
+        sizes = _shape_flags(self.shapes) if arguments[0] == "benchmark" else ()
+        return shlex.join(("quantkit", *arguments, *sizes, *flags))
 
     def quantize(self, target: str, *more: str, output: Path | None = None) -> str:
         """Return the quantize command for a target with further flags."""
-        form = self.form if target == self.target else ()
-        data = (*self.source, *self._held_out())
-        arguments = ("-o", str(output or self.output), "--target", target, *data, *more, *form, *self.flags)
+        form = ("scheme", "observer", "reduce_range", "runtime", "float_parts") if target == self.target.name else ()
+        flags = (*more, *_flags(self.options, *form), *self._shared)
+        arguments = ("-o", str(output or self.output), "--target", target, *self.source, *self._held_out, *flags)
         return self.command("quantize", self.model, *arguments)
 
     def store_weights(self, target: str) -> str:
         """Return the quantize command for the weights alone."""
         return self.command(
-            "quantize", self.model, "-o", str(self.output), "--target", target, "--weights-only", *self.flags
+            "quantize", self.model, "-o", str(self.output), "--target", target, "--weights-only", *self._shared
         )
 
     def quantize_again(self, target: str) -> str:
@@ -153,34 +135,30 @@ class Commands:
 
     def evaluate(self, runtime: str, *more: str) -> str:
         """Return the evaluate command for the float model under other conditions."""
-        arguments = ("--reference", self.model, "--data", self.data, *self.preprocessing, *more)
+        arguments = ("--reference", self.model, "--data", self.data, *self._preprocessing, *more)
         return self.command("evaluate", f"{self.model}@{runtime}", *arguments)
 
     def compare(self) -> str:
         """Return the compare command for the float and the quantized model."""
-        return self.command("compare", self.model, str(self.output), "--data", self.data, *self.preprocessing)
+        return self.command("compare", self.model, str(self.output), "--data", self.data, *self._preprocessing)
 
     def check_further(self, *, has_class_scores: bool) -> str:
         """Return the command that compares the quantized model with the float model on other samples."""
         models = (str(self.output), "--reference", self.model) if has_class_scores else (self.model, str(self.output))
         verb = "evaluate" if has_class_scores else "compare"
-        return self.command(verb, *models, "--data", "DATA", *self.preprocessing)
+        return self.command(verb, *models, "--data", "DATA", *self._preprocessing)
 
     def optimize(self, *more: str) -> str:
         """Return the optimize command for the float model."""
-        data = ("--data", self.source[1] if self.source[0] == "--calibration" else "DATA", *self._held_out())
+        data = ("--data", self.source[1] if self.source[0] == "--calibration" else "DATA", *self._held_out)
         output = str(self.output.with_name(f"{self.output.stem}_best"))
-        flags = (*self.loading, *self.preprocessing, *self.metric)
+        flags = (*self._loading, *self._preprocessing, *self._metric)
         return self.command("optimize", self.model, "-o", output, *data, *more, *flags)
-
-    def _held_out(self) -> tuple[str, ...]:
-        """Return the flag of a dataset for the accuracy that is not the source of the ranges."""
-        return ("--held-out", self.data) if self.data not in (self.source[1], "DATA") else ()
 
     def check_float(self, *, has_class_scores: bool) -> str:
         """Return the command that evaluates the class scores of the float model, or writes its outputs."""
         verb, flags = ("evaluate", ()) if has_class_scores else ("run", ("-o", "outputs"))
-        return self.command(verb, self.model, "--data", self.data, *flags, *self.preprocessing)
+        return self.command(verb, self.model, "--data", self.data, *flags, *self._preprocessing)
 
     def summarize(self) -> str:
         """Return the summarize command for the float model."""
@@ -222,7 +200,7 @@ def recommend_check(report: QuantizationReport, commands: Commands) -> NextStep:
         return NextStep("no runtime here can run the quantized model; doctor lists them", "quantkit doctor")
     if report.latency.benchmark is None:
         return NextStep("measure the latency of both models", commands.command("benchmark", *pair))
-    if commands.is_held_out:
+    if commands.options.held_out is not None or commands.options.max_drop is not None:
         return NextStep(f"search further: {_SEARCH}", commands.optimize())
     command = commands.check_further(has_class_scores=report.accuracy.quality is not None)
     return NextStep("the accuracy on other samples than the calibration samples", command)

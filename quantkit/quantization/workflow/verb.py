@@ -139,7 +139,7 @@ def _write_and_measure(
             metadata = _write_receipt(metadata, model, conversion, report, file, options)
         report = replace(report, num_bytes=measure_size(file, conversion.quantized))
     lacks_kernels, shapes = conversion.whole is not None, dynamic_shapes(conversion.graph, samples)
-    commands = Commands.of(model.name, conversion.target, options, lacks_kernels=lacks_kernels, shapes=shapes)
+    commands = Commands(model.name, conversion.target, options, lacks_kernels=lacks_kernels, shapes=shapes)
     next_step = recommend(report, commands)
     return replace(report, next_step=next_step), metadata
 

@@ -29,7 +29,7 @@ def recommend_after(
     scheme = Scheme.for_target(target)
     report = QuantizationReport("digits", None, scheme, Provenance(), (), 0, census, 1, 1, "", **measurements)
     options = Options(None, calibration="images", held_out=held_out)
-    return recommend(report, Commands.of("digits", find_target(target), options))
+    return recommend(report, Commands("digits", find_target(target), options))
 
 
 def test_the_eightbit_target_recommends_the_tensorflow_target() -> None:
@@ -121,7 +121,7 @@ def test_commands_repeat_the_options_of_the_caller() -> None:
         input_shapes={"x": (1, 3, 192, 192)},
         outputs=("y", "z"),
     )
-    commands = Commands.of("net.onnx", find_target("onnx"), options)
+    commands = Commands("net.onnx", find_target("onnx"), options)
     form, sizes = "--reduce-range --runtime openvino", "--input-height 192 --input-shape x:1x3x192x192"
     normalization, loading = "--input-mean 1.5,2.5 --input-std=-1.0,1.0", f"--outputs y,z {sizes}"
     shared = f"{loading} --uint8-input {normalization} --task segmentation"
@@ -212,7 +212,7 @@ def test_a_low_agreement_leads_to_max_drop_or_bfloat16(isa: tuple[str, ...], mon
 
 
 def commands_after(**options: Any) -> Commands:
-    return Commands.of("model.pb", find_target("eightbit"), Options(None, output=Path("out.pb"), **options))
+    return Commands("model.pb", find_target("eightbit"), Options(None, output=Path("out.pb"), **options))
 
 
 def test_the_next_command_repeats_the_flags_of_this_one() -> None:
@@ -234,7 +234,7 @@ def test_the_next_command_repeats_the_flags_of_this_one() -> None:
 def test_benchmark_commands_have_the_sizes_of_dynamic_inputs() -> None:
     """Without data, a benchmark of dynamic inputs needs their sizes."""
     shapes = {"ids": (1, 16), "mask": (1, 16)}
-    commands = Commands.of("text.onnx", find_target("onnx"), Options(None, output=Path("out.onnx")), shapes=shapes)
+    commands = Commands("text.onnx", find_target("onnx"), Options(None, output=Path("out.onnx")), shapes=shapes)
     sizes = "--input-shape ids:1x16 --input-shape mask:1x16"
     assert commands.benchmark("openvino", "litert") == f"quantkit benchmark text.onnx@openvino out.onnx@litert {sizes}"
     assert sizes not in commands.compare()
