@@ -123,6 +123,7 @@ def measure(name: str, method: str, build: Path) -> dict[str, Any]:
         reduce_range=case.reduce_range,
         limit=len(problem.calibration),
         finetune=None if method == CALIBRATED else method,
+        time_budget="1h",  # other load on the machine ends no fit of layers
         runs=0,
         output=output,
         **problem.options,

@@ -68,7 +68,7 @@ COMPARED_RUNS, OBSERVED_RUNS = 64, 64
 # Smallest and largest number of augmented runs.
 AUGMENTED = 256, 512
 # Largest part of a time for the training that the ranges and the fit of the layers take, and that of the ranges in it.
-FIT, RANGES = 0.25, 0.5
+FIT, RANGES = 0.25, 0.2
 # Part of the budget of a short training that compares the samples, and its smallest number of steps.
 SHORT, LEAST_SHORT_STEPS = 0.125, 8
 

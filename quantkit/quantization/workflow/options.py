@@ -221,10 +221,10 @@ class Options(InputImageOptions, ShapeOptions, LoadingOptions):
     time_budget: float | str = option(
         TIME_BUDGET,
         require_duration,
-        help="time limit of the --max-drop search, and of the fit of layers by --finetune, for example 90s "
-        "(default: 10m)",
-        doc="time limit of the search of ``max_drop``, and of the fit of layers by ``finetune``, in seconds or a text "
-        "such as ``2m``",
+        help="time limit of the --max-drop search, and of the observers and the fit of layers by --finetune, for "
+        "example 90s (default: 10m)",
+        doc="time limit of the search of ``max_drop``, and of the observers and the fit of layers by ``finetune``, in "
+        "seconds or a text such as ``2m``",
     )
     on_progress: OnProgress = option(ignore_progress, require_callable, doc="receives the progress")
     on_message: OnMessage = option(ignore_message, require_callable, doc="receives messages")
