@@ -153,7 +153,7 @@ def test_classify_checks_its_arguments(arguments: dict[str, Any]) -> None:
 
 def test_classify_rejects_values_that_are_not_images() -> None:
     model = qk.load("digits")
-    rejects(lambda: qk.classify(model, ASSETS / "digit_3.png"), "images is a Model")
+    rejects(lambda: qk.classify(model, ASSETS / "digit_3.png"), "images is a Model")  # type: ignore[call-overload]
     rejects(lambda: qk.classify(None, model), "images is None")  # type: ignore[call-overload]
     rejects(lambda: qk.classify([3], model), "image 0 is an int")  # type: ignore[list-item]
 

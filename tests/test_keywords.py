@@ -35,9 +35,8 @@ def public_functions() -> Iterator[Callable[..., Any]]:
                 yield function
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"{function.__module__}.{function.__qualname__}": function for function in (*public_functions(), *CLASSES, *METHODS)
-}
+CALLABLES: tuple[Callable[..., Any], ...] = (*public_functions(), *CLASSES, *METHODS)
+FUNCTIONS = {f"{function.__module__}.{function.__qualname__}": function for function in CALLABLES}
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:

@@ -47,7 +47,7 @@ from quantkit.runtimes.session import INT8, SessionOptions  # noqa: E402
 CLASSIFIERS = ("kwt1", "pplcnet_orientation", INCEPTION, *KERAS)
 SCHEMA = "quantkit.optimize_measurement/2"
 # Limits of a search, and their values for a search without limits.
-LIMITS = {"MOST_GAIN": 1e9, "MOST_DROPS": 100, "LEAST_FRACTION": 0.5, "FINALISTS": 8, "TUNED": 6}
+LIMITS: dict[str, Any] = {"MOST_GAIN": 1e9, "MOST_DROPS": 100, "LEAST_FRACTION": 0.5, "FINALISTS": 8, "TUNED": 6}
 # Number of held-out samples.
 MOST_SAMPLES = 200
 # Prefix of the peers' files with the sizes of the samples.

@@ -128,7 +128,7 @@ def main() -> None:
         row = {where: digest for group in groups for where, digest in group.items()}
         rows.append({"name": name, "is_equal": is_equal, **row})
         print(name, rows[-1]["is_equal"], len(row))
-    document = {"schema": "quantkit.bench.reproducibility/1", "machine": this_machine().to_json()}
+    document: dict[str, Any] = {"schema": "quantkit.bench.reproducibility/1", "machine": this_machine().to_json()}
     document |= {"equal": sum(row["is_equal"] for row in rows), "networks": len(rows), "rows": rows}
     options.save.write_text(json.dumps(document, indent=1) + "\n")
 

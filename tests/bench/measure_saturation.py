@@ -74,8 +74,8 @@ class Kind:
 def draw_kind(name: str, random: np.random.Generator) -> Kind:
     """Return random shapes of a kind of layer."""
 
-    def draw(*limits: int) -> int:
-        return int(random.integers(*limits))
+    def draw(low: int, high: int) -> int:
+        return int(random.integers(low, high))
 
     outputs, channels, pads = draw(4, 33), draw(2, 49), [draw(0, 2)] * 4
     if name in ("matmul", "gemm"):

@@ -220,7 +220,7 @@ def compare_samples(expected: Outputs, outputs: dict[str, Outputs]) -> list[floa
     samples = [
         [sqnr([exact], [values]) for exact, values in zip(expected, outputs[kind], strict=True)] for kind in KINDS
     ]
-    losses = np.subtract(*samples)
+    losses = np.subtract(samples[0], samples[1])
     deviation = quantile(0.95, len(losses) - 1) * losses.std(ddof=1) / np.sqrt(len(losses))
     return [round(float(losses.mean()), 2), round(float(deviation), 2)]
 

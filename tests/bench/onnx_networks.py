@@ -316,10 +316,14 @@ def compare(network: OnnxNetwork, build: Path, ours: str, runtime: str, sums: Ar
     for peer in (name for name in TOOLS if name not in OURS):
         pair = deviations(ours), deviations(peer)
         if pair[0] is not None and pair[1] is not None:
-            paired = pair[0] - pair[1]
-            low, high = bootstrap(len(paired), lambda rows, paired=paired: float(paired[rows].mean()))
-            differences[peer] = [round(float(value), 5) for value in (paired.mean(), low, high)]
+            differences[peer] = [round(value, 5) for value in mean_with_interval(pair[0] - pair[1])]
     return differences
+
+
+def mean_with_interval(differences: Array) -> tuple[float, float, float]:
+    """Return the mean of the differences of the samples (n,), and its 95 % interval."""
+    low, high = bootstrap(len(differences), lambda rows: float(differences[rows].mean()))
+    return float(differences.mean()), low, high
 
 
 def measure_speed(network: OnnxNetwork, build: Path, rounds: int, row: dict[str, Any]) -> None:

@@ -140,7 +140,7 @@ def test_all_processes_end_with_the_time_limit(tiny_model: Path, monkeypatch: py
 def layered_graph() -> Graph:
     """Return x -> conv -> batchnorm -> conv_1 (Relu) -> pool -> scores, with the names of the Inception file."""
     attrs: dict[str, Any] = {"T": DType.FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME"}
-    pool = {"ksize": (1, 2, 2, 1), "strides": (1, 2, 2, 1), "padding": b"SAME"}
+    pool: dict[str, Any] = {"ksize": (1, 2, 2, 1), "strides": (1, 2, 2, 1), "padding": b"SAME"}
     return Graph.of(
         [
             Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 4, 4, 3))}),

@@ -137,7 +137,7 @@ IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
     "softmax": ([node("c", "Conv", "x", "w"), node("y", "Softmax", "c", axis=1)], {"w": weights(5, 4, 1, 1)}),
     "pads": (
         [node("c", "Relu", "x"), node("y", "Pad", "c", "p", "v")],
-        {"p": integers(0, 0, 1, 2, 0, 0, 0, 1), "v": np.float32(3)},
+        {"p": integers(0, 0, 1, 2, 0, 0, 0, 1), "v": np.array(3, np.float32)},
     ),
     "reflected": ([node("y", "Pad", "x", "p", mode=b"reflect")], {"p": integers(0, 0, 1, 2, 0, 0, 0, 1)}),
     "split": (

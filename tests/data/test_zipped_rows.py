@@ -2,6 +2,7 @@
 
 import tracemalloc
 from pathlib import Path
+from typing import Literal
 from zipfile import ZipFile
 
 import numpy as np
@@ -12,7 +13,7 @@ from quantkit.data.zipped_rows import MIN_BYTES, ZippedRows
 from quantkit.errors import InputError
 
 
-def write(path: Path, order: str = "C", dtype: str = "<f4") -> Path:
+def write(path: Path, order: Literal["C", "F"] = "C", dtype: str = "<f4") -> Path:
     """Write an array of `MIN_BYTES` whose rows hold their index, and labels."""
     rows = np.arange(64, dtype=dtype).reshape(-1, 1, 1) + np.zeros((1, 512, MIN_BYTES // 64 // 512 // 4), dtype)
     np.savez_compressed(path, x=np.asarray(rows, order=order), labels=np.arange(64))

@@ -52,7 +52,7 @@ def build_graph(weights: list[Array] = WEIGHTS, prefix: str = "", **attrs: Any) 
 
 
 def run(first: Graph, second: Graph, **options: Any) -> LayerComparison:
-    limit = {} if "data" in options else {"limit": 2}
+    limit: dict[str, Any] = {} if "data" in options else {"limit": 2}
     result: LayerComparison = compare(first, second, runtimes=("reference", "reference"), **limit, **options)
     return result
 
@@ -515,5 +515,5 @@ def test_hint_of_a_limit_fits_the_compared_versions(first: bool, second: bool, a
     ]
     data = {"x": np.ones((1, 2, 2), np.float32)}
     with pytest.raises(CheckError) as caught:
-        compare(*graphs, data, runtimes=("reference", "reference"), min_sqnr=20)
+        compare(graphs[0], graphs[1], data, runtimes=("reference", "reference"), min_sqnr=20)
     assert advice in caught.value.hint

@@ -125,7 +125,7 @@ def test_tensors_of_all_types_round_trip(dtype: DType, count: int) -> None:
         ({"dtype": 10, "bool_val": [True]}, np.array([True] * 4)),
         ({"dtype": 19, "half_val": [15360]}, np.float16([1] * 4)),
         ({"dtype": 12, "int_val": [200]}, np.uint8([200] * 4)),
-        ({"dtype": 8, "scomplex_val": [1, 2]}, np.complex64([1 + 2j] * 4)),
+        ({"dtype": 8, "scomplex_val": [1, 2]}, np.array([1 + 2j] * 4, np.complex64)),
         ({"dtype": 1}, np.float32([0] * 4)),
     ],
 )

@@ -343,7 +343,7 @@ def test_inputs_keep_their_order() -> None:
     message.graph.output.append(info("y", 2))
     add_node(message.graph, "Sub", ["a", "b"], ["y"])
     graph = onnx.decode(message.SerializeToString())
-    reordered = graph.with_nodes(reversed(graph.nodes.values()))
+    reordered = graph.with_nodes(reversed(list(graph.nodes.values())))
     assert onnx.decode(onnx.encode(reordered)).inputs == (Edge("a"), Edge("b"))
 
 

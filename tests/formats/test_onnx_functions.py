@@ -143,7 +143,9 @@ def test_outputs_that_are_inputs_or_equal() -> None:
 
 def test_omitted_inputs_and_outputs() -> None:
     body = function("clip", "a low high", "n o", [node("Clip", "a low high", "o"), node("Neg", "a", "n")])
-    data = model([node("clip", "x low", "n y"), node("clip", "x - low", "- z")], [body], {"low": np.float32(-0.5)})
+    data = model(
+        [node("clip", "x low", "n y"), node("clip", "x - low", "- z")], [body], {"low": np.array(-0.5, np.float32)}
+    )
     graph = onnx.decode(data)
     assert [str(edge) for edge in graph["y"].inputs] == ["x", "low", ""]
     assert [str(edge) for edge in graph["z"].inputs] == ["x", "", "low"]

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -241,6 +241,10 @@ def images() -> dict[str, bytes]:
     return files
 
 
+def image(kind: str) -> list[bytes]:
+    return [images()[kind]]
+
+
 def plan_files() -> list[bytes]:
     """Return the plan that quantize makes of the valid graph and ranges."""
     with tempfile.TemporaryDirectory() as folder:
@@ -305,6 +309,14 @@ def shards() -> dict[str, bytes]:
 
 def results(form: str) -> dict[str, bytes]:
     return states.result_files(dense(), npz_files()[0], form)
+
+
+def result_shard(form: str) -> list[bytes]:
+    return [results(form)[f"results-00000-of-00002.{form}"]]
+
+
+def result_shards(form: str) -> dict[str, bytes]:
+    return {name: data for name, data in results(form).items() if name != "manifest.json"}
 
 
 def change_bytes(data: bytes, random: np.random.Generator) -> bytes:
@@ -416,7 +428,7 @@ FORMATS = {
     **{
         f"image_{kind.lower()}": Format(
             f"a.{'jpg' if kind == 'JPEG' else kind.lower()}",
-            lambda kind=kind: [images()[kind]],
+            partial(image, kind),
             BINARY,
             IMAGE_COMMANDS,
             0.3,
@@ -437,7 +449,7 @@ FORMATS = {
     **{
         f"trained_{suffix[1:]}": Format(
             f"a{suffix}",
-            lambda suffix=suffix: trained_files(suffix),
+            partial(trained_files, suffix),
             (*BINARY, *[change_bytes] * 10, *[structured.member_mutation(structured.mutate_json)] * 10),
             TRAINED_COMMANDS,
             0.05,
@@ -478,12 +490,12 @@ FORMATS = {
     **{
         f"results_{form}": Format(
             f"results-00000-of-00002.{form}",
-            lambda form=form: [results(form)[f"results-00000-of-00002.{form}"]],
+            partial(result_shard, form),
             mutations,
             tuple(f"{command} --format {form}" for command in RUN_COMMANDS),
             0.3,
             ".",
-            lambda form=form: {name: data for name, data in results(form).items() if name != "manifest.json"},
+            partial(result_shards, form),
         )
         for form, mutations in (
             ("jsonl", JSON_MUTATIONS),

@@ -71,7 +71,7 @@ def network() -> Graph:
         values: Array = (random.normal(0, 1, shape) * sizes / np.sqrt(np.prod(shape[:-1]))).astype(np.float32)
         return values
 
-    windows = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME", "data_format": b"NHWC"}
+    windows: dict[str, Any] = {**FLOAT, "strides": (1, 1, 1, 1), "padding": b"SAME", "data_format": b"NHWC"}
     nodes = (
         Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((None, 6, 6, 3))}),
         constant("w1", weights(3, 3, 3, 8)),

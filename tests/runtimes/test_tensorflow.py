@@ -131,8 +131,8 @@ def test_bfloat16_is_used_if_the_cpu_supports_it() -> None:
         pytest.skip(error.message)
     with session:
         result = session.run({"x": weights})["y"]
-    error = np.abs(result - weights @ weights).max()
-    assert 1e-4 < error < 0.1  # 8 bits of mantissa, not 24
+    deviation = np.abs(result - weights @ weights).max()
+    assert 1e-4 < deviation < 0.1  # 8 bits of mantissa, not 24
 
 
 def test_float16_on_a_cpu_is_rejected() -> None:

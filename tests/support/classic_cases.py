@@ -149,7 +149,7 @@ def _is_close(actual: str, expected: str) -> bool:
     if kind != expected_kind or " float " not in f" {kind[0]} " or has_digest:
         return False
     arrays = [np.frombuffer(base64.b64decode(text), np.float32) for text in (values, expected_values)]
-    return bool(np.allclose(*arrays, rtol=TOLERANCE, atol=0, equal_nan=True))
+    return bool(np.allclose(arrays[0], arrays[1], rtol=TOLERANCE, atol=0, equal_nan=True))
 
 
 def recorded_results() -> dict[str, dict[str, Any]]:

@@ -132,7 +132,7 @@ def test_structures_of_inputs_and_outputs_stay() -> None:
 def test_layers_in_float_and_layers_without_gradient_are_reported() -> None:
     import keras
 
-    class Steps(keras.layers.Layer):
+    class Steps(keras.layers.Layer):  # type: ignore[misc]
         """Layer without a gradient."""
 
         def call(self, x: Any) -> Any:
@@ -320,7 +320,7 @@ def test_errors(call: Callable[[], Any], message: str) -> None:
 def test_models_that_cannot_be_copied_are_errors() -> None:
     import keras
 
-    class Own(keras.Model):
+    class Own(keras.Model):  # type: ignore[misc]
         """Model without an input."""
 
         def call(self, x: Any) -> Any:

@@ -203,7 +203,7 @@ def test_registered_layers_are_accepted(tmp_path: Path) -> None:
     keras = tensorflow.import_tensorflow().keras
 
     @keras.utils.register_keras_serializable("quantkit_tests")
-    class Twice(keras.layers.Layer):  # type: ignore[name-defined]
+    class Twice(keras.layers.Layer):  # type: ignore[misc,name-defined]
         def call(self, x: Any) -> Any:
             return 2 * x
 

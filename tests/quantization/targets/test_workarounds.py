@@ -149,7 +149,7 @@ def test_views_that_branches_capture_have_a_pair(op: str, tmp_path: Path, monkey
     for is_optimized in (True, False):
         with open_session(graphs[0], "onnxruntime", SessionOptions(optimized=is_optimized)) as session:
             outputs.extend(session.run(data).values())
-    np.testing.assert_allclose(*outputs, atol=0.1)
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=0.1)
     (tmp_path / "m.onnx").write_bytes(onnx_format.encode(graphs[1]))
     code = f"import onnxruntime; onnxruntime.InferenceSession({str(tmp_path / 'm.onnx')!r})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode < 0
@@ -200,7 +200,7 @@ def test_softmax_of_two_classes_is_a_sigmoid(monkeypatch: pytest.MonkeyPatch) ->
         results.append(compiled(samples(network)[0])[0])
         ops.append({op.get_rt_info()["layerType"].astype(str) for op in compiled.get_runtime_model().get_ops()})
     assert ["Softmax" in each for each in ops] == [False, True]
-    np.testing.assert_allclose(*results, atol=1e-5)
+    np.testing.assert_allclose(results[0], results[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("halves", [False, True])

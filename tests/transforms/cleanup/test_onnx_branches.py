@@ -89,7 +89,7 @@ def test_outputs_stay(is_nested: bool, tmp_path: Path) -> None:
 
 def _run(graph: Graph, flag: bool) -> Any:
     with qk.open_session(graph, "onnxruntime") as session:
-        return session.run({"x": X, "flag": np.bool_(flag)})
+        return session.run({"x": X, "flag": np.array(flag)})
 
 
 def test_a_branch_without_condition_is_skipped() -> None:

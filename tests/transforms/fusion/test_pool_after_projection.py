@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rewritten_graphs import AVERAGE, CONVOLUTION, check_exact_transform, check_linear_work, placeholder
 
-from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text
 from quantkit.ops.macs import count_macs
@@ -24,7 +24,7 @@ def towers(draw: st.DrawFn) -> Graph:
         kind = draw(st.sampled_from(["AvgPool", "AvgPool", "Conv2D", "Conv2D", "BiasAdd", "AddV2", "Relu", "MaxPool"]))
         source = draw(st.sampled_from([names[-1], names[-1], names[-1], *names]))
         name, inputs = f"n{number}", [Edge(source)]
-        attrs = {"T": DType.FLOAT}
+        attrs: dict[str, Attr] = {"T": DType.FLOAT}
         channels[name] = channels[source]
         if kind == "Conv2D":
             channels[name] = draw(st.integers(1, 4))

@@ -1,6 +1,7 @@
 """Weights in 16 bits, and graphs that compute in 16 bits."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -181,8 +182,8 @@ def test_outputs_stay_within_tolerance(runtime: str, to: str, weights_only: bool
 # Shape of x, further inputs and attributes of each op.
 NUMBERS = np.array([[1, 2], [-3, 0.5]], np.float32)
 IMAGE = (1, 4, 4, 2)
-WINDOW: dict[str, object] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
-EXTRA: dict[str, tuple[tuple[int, ...], list[object], dict[str, object]]] = {
+WINDOW: dict[str, Any] = {"strides": (1, 1, 1, 1), "padding": b"SAME"}
+EXTRA: dict[str, tuple[tuple[int, ...], list[Any], dict[str, Any]]] = {
     "Conv2D": (IMAGE, [np.ones((3, 3, 2, 2), np.float32)], WINDOW),
     "DepthwiseConv2dNative": (IMAGE, [np.ones((3, 3, 2, 2), np.float32)], WINDOW),
     "MaxPool": (IMAGE, [], {**WINDOW, "ksize": (1, 2, 2, 1)}),
@@ -236,7 +237,7 @@ EXTRA: dict[str, tuple[tuple[int, ...], list[object], dict[str, object]]] = {
         )
     },
 }
-FIRST = {
+FIRST: dict[str, list[Any]] = {
     "Conv2DBackpropInput": [np.int32(IMAGE), np.ones((3, 3, 2, 2), np.float32)],
     "Split": [np.int32(0)],
     "Concat": [np.int32(0)],
