@@ -5,6 +5,7 @@
 The networks are those of `support/portable_networks.py`. Each is quantized on the same samples: ``cpu`` for the target
 ``onnx``, ``gpu`` for ``tensorrt``, and ``half`` is ``gpu`` with float16 for the float layers. The SQNR to the float
 model is that of ONNX Runtime on the CPU; ``paired_loss_db`` compares the samples in pairs.
+``pads`` is the number of Pad ops for zero points of inputs of padded convolutions.
 With --observers, the first samples are quantized without trials instead: with the ranges of each observer, and in each
 number format: ``cpu`` is the target ``onnx``, ``padded`` has zero points of all tensors, with Pad ops before padded
 convolutions (activations ``qint8 affine`` in the scheme). ``edges`` compares the SQNR of each tensor that both targets
@@ -193,6 +194,10 @@ def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observe
         results = {kind: quantize(network, KINDS[kind], build / f"{name}.{kind}.onnx") for kind in KINDS}
         replace(results["gpu"].conversion, float_parts=FLOAT16).write(build / f"{name}.half.onnx")
     outputs = {kind: outputs_of(kind) for kind in (*KINDS, "half")}
+    row["pads"] = sum(
+        node.op == "Pad" and name.endswith("/padded")
+        for name, node in qk.load(build / f"{row['name']}.gpu.onnx").graph.nodes.items()
+    )
     row["sqnr"] = {kind: float(sqnr(expected, values)) for kind, values in outputs.items()}
     row["paired_loss_db"] = compare_samples(expected, outputs)
     row["findings"] = {
@@ -253,6 +258,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "half_of_the_levels_db": round(20 * float(np.log10(UNSIGNED_LEVELS / SIGNED_LEVELS)), 2),
         "loss_db": losses,
+        "pads": {row["name"]: row["pads"] for row in rows if row.get("pads")},
         "within_half_a_db": sum(loss <= 0.5 for loss in losses.values()),
         "significant_loss_db": {
             row["name"]: row["paired_loss_db"][0]

@@ -105,7 +105,7 @@ def test_the_fastest_int8_file_is_built_again_with_its_slow_layers_in_float(
         slow.append(conversion.plan.patterns[0].layer)
         if len(slow) == 1:
             raise KeyboardInterrupt
-        return [conversion.keep_float({slow[0]: Decision(slow[0], "float", "it is slow", COST)})]
+        return [conversion.decide({slow[0]: Decision(slow[0], "float", "it is slow", COST)})]
 
     monkeypatch.setattr(search, "find_fast_forms", find)
     arguments: dict[str, Any] = {"runtimes": ["openvino"], "resume": tmp_path / "state.json"}

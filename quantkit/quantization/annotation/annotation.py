@@ -31,7 +31,7 @@ def annotate(
             target is converted, and the plan is one of the converted graph.
         scheme: None for the default scheme of the target ``onnx``.
         float_nodes: decisions about nodes that stay float, or their reasons, by name, in addition to ``keep_float`` of
-            the scheme.
+            the scheme; decisions about int8 layers select their more precise forms, see `Plan.refined`.
 
     Raises:
         GraphError: the graph has no outputs.

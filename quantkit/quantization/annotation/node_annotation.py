@@ -35,6 +35,7 @@ class NodeAnnotation:
         decisions: decision about each float node that has a better reason than its op type.
         weights: number format of the quantized weights constants, by name.
         float_nodes: decision about each node that the caller or the scheme keeps in float.
+        refined: decision about each int8 layer for which the caller selects a more precise form.
     """
 
     def __init__(self, facts: FloatGraph, float_nodes: Mapping[str, str | Decision]) -> None:
@@ -45,7 +46,9 @@ class NodeAnnotation:
         self.decisions = as_decisions(loops, OP)
         self.weights: dict[str, Spec] = {}
         stated = find_float_nodes(facts.graph, facts.scheme.keep_float)
-        self.float_nodes = as_decisions({**float_nodes, **dict.fromkeys(stated, "the scheme keeps it in float")}, USER)
+        decisions = as_decisions({**float_nodes, **dict.fromkeys(stated, "the scheme keeps it in float")}, USER)
+        self.refined = {name: decision for name, decision in decisions.items() if decision.precision == INT8}
+        self.float_nodes = {name: decision for name, decision in decisions.items() if name not in self.refined}
 
     def store_weights(self) -> None:
         """Decide which weights are stored in int8, for `Scheme.weights_only`."""
@@ -120,6 +123,7 @@ class NodeAnnotation:
                 if node.name == pattern.layer:
                     ops = " + ".join(self.graph[name].op for name in pattern.nodes)
                     self._decide(node, f"one int8 kernel computes {ops}", KERNEL, INT8)
+                    self.decisions |= {node.name: self.refined.get(node.name, self.decisions[node.name])}
             elif node.name in pass_through:
                 self._decide(node, f"{node.op} between quantized tensors computes quantized values", OP, INT8)
             elif node.name not in self.decisions:

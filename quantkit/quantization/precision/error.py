@@ -171,8 +171,11 @@ class ErrorProbe:
 
     def noise(self, switches: Array) -> float:
         """Return the measured ratio of noise and signal of the worst output."""
-        ratios = (values @ values / power for values, power in zip(self._signals(switches), self._power, strict=True))
-        return float(max(ratios))
+        return float(self.noises(switches).max())
+
+    def noises(self, switches: Array) -> Floats:
+        """Return the measured ratio of noise and signal of each output, (outputs,)."""
+        return np.array([values @ values for values in self._signals(switches)]) / self._power
 
     def _signals(self, switches: Array) -> list[Floats]:
         """Return the error of each output on all samples."""

@@ -39,7 +39,7 @@ MAX_CHEAP_LOSS = 0.9
 MAX_OBSERVER_LOSS = 0.8
 # Other corrections, which cost no latency.
 MAX_CORRECTED_LOSS = 0.95
-# Zero points that need Pad ops, which cost latency.
+# Zero points of all tensors that need Pad ops, which cost latency.
 MAX_PADDED_LOSS = 0.8
 
 # --- Candidates
@@ -54,10 +54,14 @@ FRACTION_RUNS, MIN_NOISE_FRACTION = 2, 0.25
 # Limit of the MACs of these runs, which run the model once for each layer: minutes on two cores. A limit of the time
 # would give other files on a busy machine.
 MAX_FRACTION_MACS = 2.5e11
+# The same for the runs of each tensor without and with a zero point.
+MAX_GAIN_MACS = 1e12
 # Largest fractions of the MACs of the last layers that may become float, and of the loss that may then remain.
 LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.05, MAX_FLOAT_LOSS))
 # Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
 DRIFT_ERROR, DRIFT_FRACTIONS = 0.02, (0.25, 0.5)
+# Largest loss of an output in dB, by the measured noise, against zero points of all tensors: more Pad ops follow.
+MAX_UNPADDED_DB = 0.3
 # Ratio of the widths of two ranges from which they differ much.
 MUCH_WIDER = 1.5
 # A channel is lost if its largest absolute value is below this number of quantization steps.
@@ -122,7 +126,8 @@ SUPPORTED_BY = {
     "MAX_CHEAP_LOSS": (*_LAST, "gtcrn_stream", "kwt1"),
     "MAX_OBSERVER_LOSS": ("sediment_unet",),
     "MAX_CORRECTED_LOSS": _CORRECTED,
-    "MAX_PADDED_LOSS": ("fastestdet", "vittrack"),
+    "MAX_PADDED_LOSS": ("pplcnet_orientation", "sediment_unet"),
+    "MAX_UNPADDED_DB": ("fastestdet", "ultraface_rfb320", "vittrack", "xfeat"),
     "MAX_LAYERS": _LOSSY,
     "MIN_LAYERS": ("dtln_2", "silero_vad_op15"),
     "NUM_NOISY_LAYERS": _NOISY,

@@ -53,8 +53,8 @@ def _describe_lost_levels(count: int) -> str:
     return (
         f"{count} tensors without negative values have half of the levels, as padded convolutions take no zero points: "
         f"their steps are {UNSIGNED_LEVELS} / {SIGNED_LEVELS} times as large, a loss of "
-        f"{20 * log10(UNSIGNED_LEVELS / SIGNED_LEVELS):.2f} dB each. Activations 'qint8 affine' in a scheme add "
-        "Pad ops before such convolutions"
+        f"{20 * log10(UNSIGNED_LEVELS / SIGNED_LEVELS):.2f} dB each. Pad ops follow where "
+        "that is most of the loss of the outputs; activations 'qint8 affine' in a scheme add them to all"
     )
 
 

@@ -1,13 +1,12 @@
 """Methods of few targets, in classes that such a target inherits from in addition to `Target`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.finding import Build, Finding
 
@@ -88,9 +87,14 @@ class RuntimeRules(ABC):
             runtime: name of the runtime; ``auto`` for the form that serves all runtimes of the target.
         """
 
-    def refine_scheme(self, scheme: Scheme) -> Scheme:
-        """Return a scheme with more precise values, whose files take more time, or the same one."""
-        return scheme
+    def refinable_layers(self, graph: Graph, plan: Plan) -> Collection[str]:
+        """Return the int8 layers that have a more precise form, which takes more time; `Plan.refined` selects it.
+
+        Args:
+            graph: float graph.
+            plan: plan of ``graph``.
+        """
+        return ()
 
     def edge_formats(self, graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
         """Return the number format of each edge to quantize, which may depend on its consumers.

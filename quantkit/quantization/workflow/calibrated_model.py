@@ -23,12 +23,12 @@ from quantkit.quantization.workflow.observer_choice import (
     choose_bias_correction,
     choose_observer,
     choose_scales,
-    choose_zero_points,
 )
 from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
 from quantkit.quantization.workflow.preparation import find_float_parts, prepare_float_graph
 from quantkit.quantization.workflow.trials import Trials
+from quantkit.quantization.workflow.zero_point_choice import choose_zero_points
 
 # Custom ops that a message names.
 MAX_CUSTOM_OPS = 3
@@ -42,7 +42,6 @@ CHOICES = (
     choose_bias_correction,
     exclude_noisy_layers,
     exclude_drifting_layers,
-    choose_zero_points,
 )
 
 
@@ -91,7 +90,8 @@ def calibrate_model(
     conversion = Conversion(
         graph, plan, ranges, options.fallback, source=source_graph, float_parts=parts, whole=rest, trace=trace
     ).with_kernels()
-    conversion = conversion if trained else trials.choose(conversion, CHOICES)
+    if not trained:
+        conversion = choose_zero_points(trials.choose(conversion, CHOICES), trials, options)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
     if conversion.ranges is not ranges and options.save_ranges is not None:

@@ -86,16 +86,17 @@ class Conversion:
         """Return the conversion with these layers as float fallbacks of the accuracy search."""
         precision = self.fallback_precision
         decisions = {layer: Decision(layer, precision, FALLBACK_REASON, ACCURACY) for layer in layers}
-        return replace(self.keep_float(decisions), fallback_layers=layers)
+        return replace(self.decide(decisions), fallback_layers=layers)
 
-    def keep_float(self, decisions: Mapping[str, Decision]) -> "Conversion":
-        """Return the conversion with more float fallbacks.
+    def decide(self, decisions: Mapping[str, Decision]) -> "Conversion":
+        """Return the conversion with more float fallbacks, or with more precise forms of int8 layers.
 
         Args:
-            decisions: decision about each layer, in addition to the float fallbacks of the plan.
+            decisions: decision about each layer, in addition to the float fallbacks and refined layers of the plan.
         """
+        present = {**self.plan.float_decisions, **self.plan.refined}
         graph = self._restore(decisions)
-        plan = annotate(graph, self.plan.scheme, float_nodes={**self.plan.float_decisions, **decisions})
+        plan = annotate(graph, self.plan.scheme, float_nodes={**present, **decisions})
         return replace(self, graph=graph, plan=plan)
 
     def with_kernels(self) -> "Conversion":
@@ -105,7 +106,7 @@ class Conversion:
             reasons = target.missing_kernels(conversion.graph, conversion.plan, conversion.ranges)
             if reasons.keys() <= conversion.plan.float_decisions.keys():
                 break
-            conversion = conversion.keep_float(as_decisions(reasons, KERNEL))
+            conversion = conversion.decide(as_decisions(reasons, KERNEL))
         return conversion
 
     def _restore(self, layers: Mapping[str, Decision]) -> Graph:

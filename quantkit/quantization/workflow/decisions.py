@@ -37,6 +37,8 @@ def describe_decisions(
         if graph[name].op in layer_ops and decision.source != COST and not conversion.plan.scheme.weights_only:
             time = predict_kernel_time(graph, name, shapes, runtimes)
             saved_ms = (time.float - time.int8) * (1e3 if decision.precision == INT8 else -1e3)
-        return replace(decision, saved_ms=saved_ms, predicted=predicted.get(name), measured=measured.get(name))
+        return replace(
+            decision, saved_ms=saved_ms, predicted=predicted.get(name, decision.predicted), measured=measured.get(name)
+        )
 
     return tuple(map(describe, conversion.plan.decisions))

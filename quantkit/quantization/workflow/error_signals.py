@@ -7,8 +7,9 @@ from time import perf_counter
 
 import numpy as np
 
-from quantkit.errors import QuantkitError
+from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats import onnx
+from quantkit.ir.graph import Edge
 from quantkit.ir.tensor import Array
 from quantkit.progress import OnProgress, Progress
 from quantkit.quantization.calibration import choose_float_runtime
@@ -16,7 +17,7 @@ from quantkit.quantization.fallback import LayerRanking
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.cost import predict_costs
 from quantkit.quantization.precision.decision import ERROR, ErrorPrediction, as_decisions
-from quantkit.quantization.precision.error import ErrorProbe, tap_outputs
+from quantkit.quantization.precision.error import ErrorProbe, Floats, tap_outputs
 from quantkit.quantization.precision.search import FloatSearch
 from quantkit.quantization.precision.switches import switch_quantization
 from quantkit.quantization.report.census import count_node_macs, infer_sample_shapes
@@ -72,7 +73,8 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
         GraphError: a runtime rejects the float graph.
     """
     plan = conversion.plan
-    num_runs = _count_fraction_runs(conversion, reference)
+    most = policy.SIGNAL_STEPS if reference.states else policy.FRACTION_RUNS
+    num_runs = min(most, _limit_runs(conversion, reference, len(plan.patterns), policy.MAX_FRACTION_MACS))
     if not num_runs:
         return {}
     with _open_probe(conversion, reference, options) as run:
@@ -84,20 +86,54 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
         for number, pattern in enumerate(plan.patterns):
             options.on_progress(Progress("measuring the errors of the layers", number, len(plan.patterns)))
             decisions = as_decisions({pattern.layer: "to measure its noise"}, ERROR)
-            without = probe.switched.switches(conversion.keep_float(decisions).plan)
+            without = probe.switched.switches(conversion.decide(decisions).plan)
             fractions[pattern.layer] = 1 - probe.noise(without) / total
     return dict(sorted(fractions.items(), key=lambda item: -item[1]))
 
 
-def _count_fraction_runs(conversion: Conversion, reference: FloatReference) -> int:
-    """Return the number of runs for the fractions of the noise; 0 if one has too many MACs for each layer."""
+def measure_gains(
+    conversion: Conversion, refined: Conversion, reference: FloatReference, options: Options
+) -> tuple[dict[frozenset[Edge], Floats], Floats]:
+    """Return the noise of the outputs that more precise number formats remove, and the noise of both conversions.
+
+    Args:
+        conversion: conversion in the formats of its scheme.
+        refined: the same with more precise formats of some edges.
+        reference: outputs of the float model.
+        options: options of the quantization.
+
+    Returns:
+        Noise that the format of a group of edges alone removes, (outputs,), by group; noise of all quantizations in the
+        formats of each conversion, (2, outputs). All are relative to the power of the output.
+
+    Raises:
+        UnavailableError: the runs have too many MACs, or see `measure_noise_fractions`.
+        GraphError: a runtime rejects the float graph.
+    """
+    noises, totals = list[Floats](), list[Floats]()
+    before, after = (each.plan.activations for each in (conversion, refined))
+    groups = list(dict.fromkeys(refined.plan.group_of(edge) for edge in after if after[edge] != before[edge]))
+    limit = _limit_runs(conversion, reference, 2 * len(groups), policy.MAX_GAIN_MACS)
+    if not limit:
+        raise UnavailableError("the errors of the tensors are not measured: the runs would take too long")
+    for each in (conversion, refined):
+        with _open_probe(each, reference, options) as run:
+            probe = run(min(count_runs(reference.outputs, reference.states), limit))
+            switched = probe.switched
+            rows = np.array([[switch == group for switch in switched.groups] for group in groups])
+            rows = np.pad(rows, ((0, 0), (0, len(switched.layers))))
+            noises.append(np.array([probe.noises(row) for row in rows]))
+            totals.append(probe.noises(switched.switches(each.plan)))
+    return dict(zip(groups, noises[0] - noises[1], strict=True)), np.array(totals)
+
+
+def _limit_runs(conversion: Conversion, reference: FloatReference, num_choices: int, max_macs: float) -> int:
+    """Return the largest number of runs of each choice; 0 if one has too many MACs."""
     graph, feeds = conversion.graph, reference.feeds
     layers = [pattern.layer for pattern in conversion.plan.patterns]
     macs = count_node_macs(graph, layers, {name: array.shape for name, array in feeds[0].items()})
-    macs_of_run = len(layers) * sum(count or 0 for count in macs.values())
-    limit = int(policy.MAX_FRACTION_MACS // max(macs_of_run, 1))
-    num_runs = count_runs(reference.outputs, reference.states) if reference.states else policy.FRACTION_RUNS
-    return min(num_runs, len(feeds), limit)
+    macs_of_run = num_choices * sum(count or 0 for count in macs.values())
+    return min(len(feeds), int(max_macs // max(macs_of_run, 1)))
 
 
 def find_search(

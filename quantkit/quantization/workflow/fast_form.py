@@ -182,7 +182,7 @@ class _FastForm:
         """Return the conversion with these kernels in float."""
         reason = "float is faster on this machine, with its quantize/dequantize boundaries"
         times = self.costs.kernels
-        return self.conversion.keep_float(
+        return self.conversion.decide(
             {
                 name: Decision(name, FLOAT, reason, COST, saved_ms=(times[name].int8 - times[name].float) * 1e3)
                 for name in sorted(choice)

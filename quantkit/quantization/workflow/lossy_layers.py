@@ -168,7 +168,7 @@ def _noisiest_layers(conversion: Conversion) -> Iterator[tuple[str, float]]:
 def _try_float(
     conversion: Conversion, reasons: Mapping[str, str], max_loss: float, trials: Trials, options: Options
 ) -> Conversion:
-    alternative = conversion.keep_float(as_decisions(reasons, ERROR))
+    alternative = conversion.decide(as_decisions(reasons, ERROR))
     if not trials.is_better(alternative, conversion, max_loss, reasons):
         return conversion
     layer, reason = next(iter(reasons.items()))

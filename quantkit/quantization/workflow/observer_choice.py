@@ -14,17 +14,14 @@ import numpy as np
 from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Edge
-from quantkit.quantization import annotate
 from quantkit.quantization.activation_errors import measure_mean_errors
 from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scale_migration import (
     find_scales,
-    observe_again,
     with_channel_maxima,
     with_migrated_scales,
 )
-from quantkit.quantization.targets.capabilities import RuntimeRules
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
@@ -71,33 +68,6 @@ def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> C
             f"{int(np.argmax(moved[edge]))} is the largest: the outputs are nearer to the float model"
         )
     return best
-
-
-def choose_zero_points(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of the more precise scheme of its target if its fidelity is worth the time."""
-    target, scheme = conversion.target, conversion.plan.scheme
-    if isinstance(target, RuntimeRules):
-        scheme = target.refine_scheme(scheme)
-    if scheme == conversion.plan.scheme or trials.is_good(conversion):
-        return conversion
-    graph, ranges, formats = conversion.graph, conversion.ranges, conversion.plan.activations
-    default = conversion.plan.scheme.activations
-    plan = annotate(graph, scheme, float_nodes=conversion.plan.float_decisions)
-    edges = [edge for edge in plan.edges if plan.activations[edge] != formats.get(edge)]
-    try:
-        ranges = observe_again(graph, plan, ranges, edges, trials.reference.feeds, options.runtime)
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return conversion
-    provenance = replace(ranges.provenance, scheme=scheme.digest)
-    alternative = replace(conversion, plan=plan, ranges=replace(ranges, provenance=provenance))
-    if not edges or not trials.is_better(alternative, conversion, policy.MAX_PADDED_LOSS):
-        return conversion
-    options.on_message(
-        f"zero points of {len(edges)} more tensors, with Pad ops before their convolutions, which take time: the "
-        f"outputs are nearer to the float model (a scheme omits them: activations = {str(default)!r})"
-    )
-    return alternative
 
 
 def _with_channel_maxima(conversion: Conversion, trials: Trials, options: Options) -> Conversion | None:

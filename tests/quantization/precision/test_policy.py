@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[3]
 SIZES = {
     *("TRIAL_RUNS", "TRIAL_STEPS", "SIGNAL_RUNS", "MAX_SIGNAL_RUNS", "SIGNAL_VALUES", "SIGNAL_STEPS", "NUM_CHECKS"),
     *("MAX_DEVIATION", "SIGNAL_FRACTION", "SENSITIVITY_FRACTION", "PROFILE_ROUNDS", "PROFILE_SECONDS", "MIN_CALLS"),
-    *("MAX_CALLS", "MAX_FRACTION_MACS"),
+    *("MAX_CALLS", "MAX_FRACTION_MACS", "MAX_GAIN_MACS"),
 }
 # Modules that decide about precision.
 DECIDING = (
     *("fallback", "lost_channels", "scale_migration", "states", "workflow/lossy_layers", "workflow/observer_choice"),
-    *("workflow/trials", "workflow/fast_form", "workflow/error_signals"),
+    *("workflow/trials", "workflow/fast_form", "workflow/error_signals", "workflow/zero_point_choice"),
 )
 
 

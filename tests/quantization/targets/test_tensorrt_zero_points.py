@@ -1,5 +1,7 @@
 """Zero points of the target tensorrt: constants in biases that change no output."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,17 +14,19 @@ from quantkit.ir.tensor import DType, Tensor
 from quantkit.ir.text import from_text
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization import Plan, Scheme, annotate, prepare
+from quantkit.quantization.precision import policy
+from quantkit.quantization.precision.decision import COST, ERROR, FLOAT, INT8, Decision, explain
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.targets.advice import warn_of_ranges
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.tensorrt.check import examine
-from quantkit.quantization.targets.tensorrt.zero_points import fold_zero_points
+from quantkit.quantization.targets.tensorrt.zero_points import find_padded_layers, fold_zero_points
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.observer_choice import choose_zero_points
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
+from quantkit.quantization.workflow.zero_point_choice import _choose_groups, choose_zero_points
 from quantkit.runtimes import open_session
 
 HEADER = onnx_format.header({"y": (DType.FLOAT, UNKNOWN)})
@@ -153,8 +157,69 @@ def test_the_loss_of_half_of_the_levels_is_stated() -> None:
     assert warn_of_ranges(target, *plan_of(PADDED["relu"], "qint8 affine")) == ""
 
 
+def pad_inputs(*layers: str) -> dict[str, Decision]:
+    return {layer: Decision(layer, INT8, "zero point by a Pad op", ERROR) for layer in layers}
+
+
+def test_a_decision_gives_one_layer_an_input_with_a_zero_point() -> None:
+    text = "relu = Relu(conv1)\nconv2 = Conv(relu, w1, pads=[1, 1, 1, 1])\nrelu2 = Relu(conv2)\n"
+    graph, plan = plan_of(text + "y = Conv(relu2, w1, pads=[1, 1, 1, 1])")
+    assert find_padded_layers(graph, plan) == ["conv1", "conv2", "y"]
+    conversion = Conversion(graph, plan, Ranges({})).decide(pad_inputs("conv2"))
+    expected = {"x": "qint8 symmetric", "relu": "qint8 affine", "relu2": "qint8 symmetric"}
+    assert {str(edge): str(spec) for edge, spec in conversion.plan.activations.items()} == expected
+    decision = {decision.unit: decision for decision in conversion.plan.decisions}["conv2"]
+    assert decision == pad_inputs("conv2")["conv2"]
+    assert "int8" in next(line for line in explain(conversion.plan.decisions) if "zero point by a Pad op" in line)
+    assert Plan.from_json(conversion.plan.to_json()) == conversion.plan
+    later = conversion.decide({"y": Decision("y", FLOAT, "slow", COST)})
+    assert later.plan.activations[Edge("relu")] == conversion.plan.activations[Edge("relu")], "later decisions keep it"
+    assert later.decide({"conv2": Decision("conv2", FLOAT, "slow", COST)}).plan.refined == {}
+
+
+def test_layers_without_suited_input_keep_symmetric_values() -> None:
+    """Another consumer of the input has a padding of unknown width."""
+    text = (
+        'relu = Relu(conv1)\nconv2 = Conv(relu, w1, pads=[1, 1, 1, 1])\nconv3 = Conv(relu, w1, auto_pad="SAME_UPPER")\n'
+    )
+    graph, plan = plan_of(text + "y = Add(conv2, conv3)")
+    conversion = Conversion(graph, plan, Ranges({})).decide(pad_inputs("conv2"))
+    assert conversion.plan.activations[Edge("relu")].symmetric
+
+
+def test_consumers_with_the_same_padding_share_a_pad() -> None:
+    text = (
+        "relu = Relu(conv1)\nconv2 = Conv(relu, w1, pads=[1, 1, 1, 1])\nconv3 = Conv(relu, w1, b1, pads=[1, 1, 1, 1])\n"
+    )
+    graph, plan = plan_of(
+        text + "conv4 = Conv(relu, w1, pads=[0, 0, 2, 2])\nsum = Add(conv2, conv3)\ny = Add(sum, conv4)"
+    )
+    plan = Conversion(graph, plan, Ranges({})).decide(pad_inputs("conv2", "conv3", "conv4")).plan
+    ranges = Ranges({edge: Range(0.0, 0.4) for edge in plan.activations})
+    affine = native.convert(graph, plan, ranges, keeps_biases=True)
+    folded = fold_zero_points(affine)
+    assert folded.op_counts["Pad"] == 2
+    x = np.random.default_rng(0).uniform(0, 1, (1, 16, 6, 6)).astype(np.float32)
+    expected = outputs_of(affine, x)
+    np.testing.assert_allclose(outputs_of(folded, x), expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_groups_are_chosen_until_the_loss_of_each_output_is_small() -> None:
+    groups = [frozenset({Edge(name)}) for name in "abcd"]
+    gains = dict(zip(groups, np.array([[0.0, 0.0], [6.0, 0.0], [2.0, 1.0], [-1.0, 1.0]]), strict=True))
+    # The gains of the first output are 8, its loss is 4: each counts by half.
+    errors = dict(_choose_groups(gains, np.array([[5.0, 1.0], [1.0, 1.0]])))
+    assert list(errors) == [groups[1], groups[2]]
+    assert errors[groups[1]] == pytest.approx(np.sqrt(5) - np.sqrt(2))
+    errors = dict(_choose_groups(gains, np.array([[5.0, 3.0], [4.9, 1.0]])))
+    assert list(errors) == [groups[2], groups[3]], "the second output alone loses"
+    assert dict(_choose_groups(gains, np.array([[5.0, 1.0], [4.8, 1.1]]))) == {}
+
+
 @pytest.mark.engine
-def test_zero_points_of_padded_convolutions_are_chosen_by_the_fidelity() -> None:
+def test_tensors_with_most_of_the_loss_get_zero_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The range of one tensor is too wide, so that its noise is the largest."""
+    monkeypatch.setattr(policy, "MAX_UNPADDED_DB", 5.0)
     layers = [
         f"relu{index} = Relu(conv{index})\nconv{index + 1} = Conv(relu{index}, w1, pads=[1, 1, 1, 1])"
         for index in (1, 2, 3)
@@ -167,14 +232,22 @@ def test_zero_points_of_padded_convolutions_are_chosen_by_the_fidelity() -> None
     messages: list[str] = []
     options = Options(None, calibration=samples, on_message=messages.append)
     ranges, reference = compute_ranges(qk.load(graph), graph, plan, as_dataset(samples), options)
-    conversion = Conversion(graph, plan, ranges)
+    wide = Ranges({**ranges.ranges, Edge("relu3"): Range(0.0, 8 * ranges[Edge("relu3")].high)})
+    conversion = Conversion(graph, plan, replace(ranges, ranges=wide.ranges))
     trials = Trials(reference, options)
-    trials.is_good = lambda conversion: False  # type: ignore[method-assign]
     alternative = choose_zero_points(conversion, trials, options)
-    assert {str(spec) for spec in alternative.plan.activations.values()} == {"qint8 affine"}
-    gain = alternative.ranges.sqnr[Edge("relu1")] - ranges.sqnr[Edge("relu1")]
-    assert gain == pytest.approx(6, abs=0.3), "twice as many levels"
-    assert "zero points of 4 more tensors" in messages[-1]
-    assert choose_zero_points(alternative, trials, options) is alternative, "no format is more precise"
-    trials.is_good = lambda conversion: True  # type: ignore[method-assign]
-    assert choose_zero_points(conversion, trials, options) is conversion
+    formats = {str(edge): str(spec) for edge, spec in alternative.plan.activations.items()}
+    assert formats == dict.fromkeys(("x", "relu1", "relu2"), "qint8 symmetric") | {"relu3": "qint8 affine"}
+    assert alternative.plan.refined.keys() == {"conv4"}
+    assert alternative.plan.refined["conv4"].predicted is not None
+    assert trials.gains["conv4"] > 0
+    assert "1 of 4 tensors before padded convolutions get zero points" in messages[-1]
+    assert "an estimated 0.0012 MB read and written" in messages[-1]
+    changed = {edge for edge in ranges if alternative.ranges[edge] != conversion.ranges[edge]}
+    assert changed <= {Edge("relu3")}
+    stated = replace(options, scheme=plan.scheme)
+    assert choose_zero_points(conversion, Trials(reference, stated), stated) is conversion, "a scheme is kept"
+    assert choose_zero_points(alternative, Trials(reference, options), options) is alternative, "the rest loses little"
+    monkeypatch.setattr(policy, "MAX_GAIN_MACS", 0.0)
+    assert choose_zero_points(conversion, Trials(reference, options), options) is conversion
+    assert "the runs would take too long" in messages[-1]

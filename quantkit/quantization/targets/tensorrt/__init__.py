@@ -5,7 +5,7 @@ residual with the layer whose product it is added to: values inside such a kerne
 products of attention and normalizations stay float.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,6 @@ from quantkit.ir.tensor import Shape
 from quantkit.ops.table import Fact, find_ops
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.capabilities import FileChecks
 from quantkit.quantization.targets.finding import Build, Finding
@@ -24,7 +23,7 @@ from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.quantization.targets.tensorrt.builder import check_build
 from quantkit.quantization.targets.tensorrt.check import examine
 from quantkit.quantization.targets.tensorrt.rules import find_small_size
-from quantkit.quantization.targets.tensorrt.zero_points import AFFINE, find_affine_edges, fold_zero_points
+from quantkit.quantization.targets.tensorrt.zero_points import find_affine_edges, find_padded_layers, fold_zero_points
 
 FUSED_OPS = find_ops(Fact.ACTIVATION | Fact.GATE, "onnx") - find_ops(Fact.FUSED, "onnx")
 FUSED = "TensorRT fuses a float activation with the layer before it"
@@ -43,8 +42,8 @@ class TensorRTTarget(OnnxTarget, FileChecks):
     def prepare(self, graph: Graph, runtime: str) -> Graph:
         return lower_for(graph, runtime)
 
-    def refine_scheme(self, scheme: Scheme) -> Scheme:
-        return scheme.with_(activations=AFFINE)
+    def refinable_layers(self, graph: Graph, plan: Plan) -> Collection[str]:
+        return find_padded_layers(graph, plan)
 
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
         return {node.name: FUSED for node in graph.nodes.values() if node.op in FUSED_OPS} | find_attention(graph)

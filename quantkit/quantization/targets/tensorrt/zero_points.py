@@ -5,7 +5,8 @@
 A layer without padding computes W x = W x' - scale * zero * sum(W), so that its bias takes the second term: values
 after a Relu have all 256 levels, not half of them. The bias of the layer before takes scale * zero, and the limits of
 int8 clamp as the Relu does. Other ops get an Add. A padded convolution would take 0 for x' at the border, not for x:
-its input has no zero point, or with affine activations in the scheme a Pad with the value of x = 0:
+its input has no zero point, or a Pad with the value of x = 0, where `Plan.refined` or affine activations in the scheme
+select it:
 
     QuantizeLinear -> DequantizeLinear -> Pad -> QuantizeLinear -> DequantizeLinear -> Conv without padding
 
@@ -51,7 +52,7 @@ def find_affine_edges(graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
     has_pads = not plan.scheme.activations.symmetric
 
     def is_suited(layer: Node) -> bool:
-        return _is_unpadded(layer) or (has_pads and _is_padded(layer))
+        return _is_unpadded(layer) or ((has_pads or layer.name in plan.refined) and _is_padded(layer))
 
     def takes_zero_point(edge: Edge) -> bool:
         if edge in graph.outputs:
@@ -63,6 +64,19 @@ def find_affine_edges(graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
 
     suited = {edge for edge in plan.activations if all(map(takes_zero_point, plan.group_of(edge)))}
     return {edge: replace(spec, symmetric=edge not in suited) for edge, spec in plan.activations.items()}
+
+
+def find_padded_layers(graph: Graph, plan: Plan) -> list[str]:
+    """Return the convolutions of a plan that a Pad would give an input with a zero point, if all consumers can take it.
+
+    Args:
+        graph: float ONNX graph.
+        plan: plan of ``graph``.
+    """
+    layers = [
+        pattern.layer for pattern in plan.patterns if pattern.weights and plan.activations[pattern.input].symmetric
+    ]
+    return [name for name in layers if _is_padded(graph[name])]
 
 
 def _is_unpadded(layer: Node) -> bool:
@@ -93,6 +107,7 @@ class _ZeroPointFolding:
         nodes: nodes of the new graph by name.
         shifts: new value less old value, by edge, for the edges whose values change.
         restored: edges with the old values, by edge.
+        padded: edges with the padded values, by the producer and the widths.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -100,6 +115,7 @@ class _ZeroPointFolding:
         self.nodes = dict(graph.nodes)
         self.shifts: dict[Edge, float] = {}
         self.restored: dict[Edge, Edge] = {}
+        self.padded: dict[tuple[Any, ...], Edge] = {}
         self.names = FreeNames(graph)
         self.roles = find_roles(graph)
 
@@ -232,15 +248,18 @@ class _ZeroPointFolding:
         if _is_unpadded(layer) or source.op != DEQUANTIZE:
             return _is_unpadded(layer)
         assert isinstance(pads, tuple), "a convolution states its padding as a list"
-        widths = [0, 0, *pads[: len(pads) // 2], 0, 0, *pads[len(pads) // 2 :]]
-        constants = (
-            self._add_constant(f"{layer.name}/pads", widths, np.int64),
-            self._add_constant(f"{layer.name}/border", shift),
-        )
-        edge = self._add(Node(f"{layer.name}/padded", "Pad", (layer.inputs[0], *constants)))
-        for op in (QUANTIZE, DEQUANTIZE):
-            edge = self._add(Node(f"{layer.name}/{op}", op, (edge, *source.inputs[1:3])))
-        self.nodes[layer.name] = layer.with_input(0, edge).with_attrs(pads=(0,) * len(pads))
+        key = (source.name, pads)
+        if key not in self.padded:
+            widths = [0, 0, *pads[: len(pads) // 2], 0, 0, *pads[len(pads) // 2 :]]
+            constants = (
+                self._add_constant(f"{layer.name}/pads", widths, np.int64),
+                self._add_constant(f"{layer.name}/border", shift),
+            )
+            edge = self._add(Node(f"{layer.name}/padded", "Pad", (layer.inputs[0], *constants)))
+            for op in (QUANTIZE, DEQUANTIZE):
+                edge = self._add(Node(f"{layer.name}/{op}", op, (edge, *source.inputs[1:3])))
+            self.padded[key] = edge
+        self.nodes[layer.name] = layer.with_input(0, self.padded[key]).with_attrs(pads=(0,) * len(pads))
         return True
 
     def _translate(self, node: Node) -> bool:
