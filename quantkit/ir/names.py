@@ -5,6 +5,8 @@ text after a colon belongs to the name: names of ONNX values may contain colons.
 """
 
 import re
+from collections.abc import Container
+from itertools import count
 
 # Names that TensorFlow reads from a GraphDef, and names with a leading underscore, which its optimizers write.
 _PIECE = r"[A-Za-z0-9_.\\/-]*"
@@ -30,3 +32,14 @@ def is_tensorflow_name(name: str) -> bool:
     (True, False, False)
     """
     return _TENSORFLOW_NAME.fullmatch(name) is not None
+
+
+def unused_name(names: Container[str], name: str) -> str:
+    """Return ``name`` if it is not among the names, else ``name`` with a number appended.
+
+    >>> unused_name({"sum", "sum_1"}, "sum")
+    'sum_2'
+    """
+    if name not in names:
+        return name
+    return next(numbered for number in count(1) if (numbered := f"{name}_{number}") not in names)

@@ -18,6 +18,7 @@ from quantkit.arguments import public
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.check import verify
 from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Edge, Graph, Node, Use
+from quantkit.ir.names import unused_name
 from quantkit.ir.pattern import Match, Pattern, match
 
 # A rule may match again where it has rewritten; a rule that matches without end is an error in the rule.
@@ -303,9 +304,7 @@ def describe(root: Node, nodes: Sequence[Node]) -> str:
 @public
 def free_name(graph: Graph, name: str) -> str:
     """Return ``name`` if no node has it, else ``name`` with a number appended."""
-    if name not in graph:
-        return name
-    return next(numbered for number in count(1) if (numbered := f"{name}_{number}") not in graph)
+    return unused_name(graph, name)
 
 
 @public

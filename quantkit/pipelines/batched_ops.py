@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from quantkit.ir.graph import Edge, Node, constant
+from quantkit.ir.names import unused_name
 from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute
@@ -47,18 +48,12 @@ class BatchedBody:
 
     def new(self, base: str, op: str, inputs: Iterable[Edge], *, batched: bool = True, **attrs: object) -> Edge:
         """Add a node with a new name."""
-        name, count = f"{base}/{op.lower()}", 0
-        while name in self._names:
-            count += 1
-            name = f"{base}/{op.lower()}_{count}"
+        name = unused_name(self._names, f"{base}/{op.lower()}")
         return self.add(Node(name, op, tuple(inputs), attrs=attrs), batched=batched)  # type: ignore[arg-type]
 
     def constant(self, base: str, values: object, dtype: DType = DType.INT32) -> Edge:
         """Add a constant."""
-        name, count = f"{base}/batched", 0
-        while name in self._names:
-            count += 1
-            name = f"{base}/batched_{count}"
+        name = unused_name(self._names, f"{base}/batched")
         return self.add(constant(name, np.asarray(values, dtype.numpy), dtype), batched=False)
 
     def rank(self, edge: Edge) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from quantkit.formats.sizes import format_size
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.names import unused_name
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.memory import available_memory
@@ -29,7 +30,6 @@ from quantkit.pipelines.stages import (
     function_of,
     insert_after,
     stages_of,
-    unique_name,
     without_unused_nodes,
 )
 from quantkit.pipelines.state import is_pure, randomness
@@ -136,7 +136,7 @@ def delay_shuffles(graph: Graph) -> Graph:
         shuffle, stage = site
         draft = Draft(graph)
         draft.replace(stage.name, stage.with_(inputs=(shuffle.inputs[0], *stage.inputs[1:])))
-        name = unique_name(graph, f"{stage.name}/{shuffle.name}")
+        name = unused_name(graph, f"{stage.name}/{shuffle.name}")
         moved = shuffle.with_(name=name, inputs=(Edge(stage.name), *shuffle.inputs[1:])).with_attrs(
             output_types=element_types(stage), output_shapes=element_shapes(stage)
         )
@@ -172,7 +172,7 @@ def insert_cache(graph: Graph, site: CacheSite) -> Outcome:
     After:   map(f) -> cache() -> shuffle(k)
     """
     stage = graph[site.stage]
-    name = unique_name(graph, "quantkit/cache")
+    name = unused_name(graph, "quantkit/cache")
     memory = Node(f"{name}/memory", "DummyMemoryCache")
     filename = constant(f"{name}/filename", b"", DType.STRING)
     cache = Node(

@@ -2,6 +2,7 @@
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.names import unused_name
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.pipelines.stages import (
@@ -14,7 +15,6 @@ from quantkit.pipelines.stages import (
     function_of,
     root_of,
     stages_of,
-    unique_name,
     without_unused_nodes,
 )
 from quantkit.pipelines.state import order_dependence
@@ -33,7 +33,7 @@ def parallelize(graph: Graph, calls: int = AUTOTUNE) -> Outcome:
     is at most their cycle length. Skips functions whose calls depend on their order.
     """
     draft = Draft(graph)
-    automatic, number = (unique_name(graph, f"quantkit/{name}") for name in ("autotune", "parallel_calls"))
+    automatic, number = (unused_name(graph, f"quantkit/{name}") for name in ("autotune", "parallel_calls"))
     changes: list[str] = []
     skips: list[Skip] = []
     for stage in stages_of(graph):
@@ -76,9 +76,9 @@ def add_prefetch(graph: Graph) -> Outcome:
     last = graph[root.inputs[0].node] if root.op == "OptionsDataset" else root
     if "Prefetch" in last.op:
         return Outcome(graph, (), (Skip("the pipeline ends with a prefetch", last.name),))
-    size = constant(unique_name(graph, "quantkit/prefetch_size"), AUTOTUNE, DType.INT64)
+    size = constant(unused_name(graph, "quantkit/prefetch_size"), AUTOTUNE, DType.INT64)
     prefetch = Node(
-        unique_name(graph, "quantkit/prefetch"),
+        unused_name(graph, "quantkit/prefetch"),
         "PrefetchDataset",
         (Edge(root.name), Edge(size.name)),
         attrs={

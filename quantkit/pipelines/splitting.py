@@ -9,6 +9,7 @@ from quantkit.errors import QuantkitError
 from quantkit.ir.draft import Draft
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.names import unused_name
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.pipelines.bridge import infer_specs
@@ -19,7 +20,6 @@ from quantkit.pipelines.stages import (
     captured_inputs,
     function_of,
     stages_of,
-    unique_name,
 )
 from quantkit.pipelines.state import depends_on_calls, is_pure
 
@@ -89,7 +89,7 @@ def _divide(graph: Graph, stage: Node, function: Function[Graph], late: set[str]
     passed = dict(zip(crossing, types, strict=True))
     fixed = _fixed_part(function, late, passed)
     random = _random_part(function, late, random_nodes, passed, [name for name in arguments if name in captured])
-    name = unique_name(graph, f"{stage.name}/fixed")
+    name = unused_name(graph, f"{stage.name}/fixed")
     first = stage.with_(name=name).with_attrs(f=FunctionName(fixed.name), output_types=types, output_shapes=shapes)
     second = stage.with_(inputs=(Edge(name), *stage.inputs[1:])).with_attrs(f=FunctionName(random.name))
     draft = Draft(graph)
@@ -111,7 +111,7 @@ def _random_part(
     function: Function[Graph], late: set[str], random_nodes: set[str], crossing: dict[Edge, DType], captured: list[str]
 ) -> Function[Graph]:
     body = function.graph
-    names = [unique_name(body, f"fixed_{index}") for index in range(len(crossing))]
+    names = [unused_name(body, f"fixed_{index}") for index in range(len(crossing))]
     nodes = [Node(name, "_Arg", attrs={"T": dtype}) for name, dtype in zip(names, crossing.values(), strict=True)]
     nodes += [body[name] for name in captured]
     nodes = [node.with_attrs(index=index) for index, node in enumerate(nodes)]

@@ -5,6 +5,7 @@ from typing import Any
 
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.names import unused_name
 from quantkit.ir.tensor import DType, Shape
 
 SEQUENTIAL_MAP = "MapDataset"
@@ -93,15 +94,6 @@ def constant_of(graph: Graph, edge: Edge) -> Any:
     return node.value.array if node.is_constant else None
 
 
-def unique_name(graph: Graph, base: str) -> str:
-    """Return a node name that the graph does not have."""
-    name, count = base, 0
-    while name in graph.nodes:
-        count += 1
-        name = f"{base}_{count}"
-    return name
-
-
 def without_unused_nodes(graph: Graph) -> Graph:
     """Return the graph with the nodes that its output needs."""
     reachable = graph.reachable()
@@ -121,11 +113,11 @@ def insert_after(graph: Graph, name: str, nodes: tuple[Node, ...]) -> Graph:
 def take_first(graph: Graph, stage: str, count: int) -> Graph:
     """Return the pipeline with the first elements of a stage only."""
     node = graph[stage]
-    limit = constant(unique_name(graph, "quantkit/take/count"), count, DType.INT64)
+    limit = constant(unused_name(graph, "quantkit/take/count"), count, DType.INT64)
     attrs: dict[str, Attr] = {
         "output_types": element_types(node),
         "output_shapes": element_shapes(node),
         "metadata": b"",
     }
-    take = Node(unique_name(graph, "quantkit/take"), "TakeDataset", (Edge(stage), Edge(limit.name)), attrs=attrs)
+    take = Node(unused_name(graph, "quantkit/take"), "TakeDataset", (Edge(stage), Edge(limit.name)), attrs=attrs)
     return insert_after(graph, stage, (limit, take))

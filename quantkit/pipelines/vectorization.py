@@ -12,6 +12,7 @@ from quantkit.errors import QuantkitError
 from quantkit.ir.draft import Draft
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.names import unused_name
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
 from quantkit.pipelines.batched_ops import RULES, BatchedBody, NotVectorizableError
@@ -25,7 +26,6 @@ from quantkit.pipelines.stages import (
     element_types,
     function_of,
     stages_of,
-    unique_name,
     without_unused_nodes,
 )
 from quantkit.pipelines.state import is_pure
@@ -138,13 +138,13 @@ def _move_after_batch(graph: Graph, batch: Node, between: list[Node], stage: Nod
     draft = Draft(graph)
     below = source
     for node in reversed(between):
-        renamed = unique_name(graph, f"{node.name}/elements")
+        renamed = unused_name(graph, f"{node.name}/elements")
         draft.append(node.with_(name=renamed, inputs=(below, *node.inputs[1:])).with_attrs(**spec))
         below = Edge(renamed)
     rows = element_shapes(batch)[0].dims
     first = rows[0] if rows else None
     shapes = tuple(Shape(None if shape.dims is None else (first, *shape.dims)) for shape in element_shapes(element))
-    name = unique_name(graph, f"{batch.name}/elements")
+    name = unused_name(graph, f"{batch.name}/elements")
     draft.append(
         batch.with_(name=name, inputs=(below, *batch.inputs[1:])).with_attrs(
             output_types=element_types(element), output_shapes=shapes

@@ -5,10 +5,10 @@ In an ONNX graph, the values of a node with several outputs have names of their 
 """
 
 from collections.abc import Mapping
-from itertools import count
 
 from quantkit.formats.onnx import DIALECT, OUTPUTS, renamed_infos
 from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.names import unused_name
 
 # Prefix of the entries of `_class` that name the node with which another shares its device.
 COLOCATION_PREFIX = b"loc:@"
@@ -80,7 +80,6 @@ class FreeNames:
 
     def free(self, name: str) -> str:
         """Return the name itself if it is free, else the name with a number appended."""
-        candidates = (f"{name}_{number}" if number else name for number in count())
-        free = next(candidate for candidate in candidates if candidate not in self._used_names)
+        free = unused_name(self._used_names, name)
         self._used_names.add(free)
         return free

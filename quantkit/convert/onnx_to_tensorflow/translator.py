@@ -18,6 +18,7 @@ from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
 from quantkit.ir.functions import Function, Library
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Versions, constant
+from quantkit.ir.names import unused_name
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.onnx.kernels import evaluate
 from quantkit.ops.onnx.types import infer_types
@@ -147,13 +148,7 @@ class OnnxTranslator:
         return f"{self.scope}{self.name(node.name)}/{role}".replace("/", "_")
 
     def _free_name(self, name: str, reserved: Iterable[str]) -> str:
-        names = {*self.nodes, *reserved}
-        number = 0
-        candidate = name
-        while candidate in names:
-            number += 1
-            candidate = f"{name}_{number}"
-        return candidate
+        return unused_name({*self.nodes, *reserved}, name)
 
     # Facts about the ONNX graph
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from quantkit.errors import GraphError
 from quantkit.formats.onnx.schema import message_class
+from quantkit.ir.names import unused_name
 from quantkit.ir.tensor import Tensor
 from quantkit.limits import check_num_nodes
 
@@ -140,13 +141,8 @@ class Functions:
 
     def _rename(self, name: str, values: dict[str, str], prefix: str) -> str:
         if name not in values:
-            base = new = f"{prefix}/{name}"
-            count = 0
-            while new in self._names:
-                count += 1
-                new = f"{base}_{count}"
-            self._names.add(new)
-            values[name] = new
+            values[name] = unused_name(self._names, f"{prefix}/{name}")
+            self._names.add(values[name])
         return values[name]
 
     def _update_opsets(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.names import unused_name
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
@@ -94,26 +95,19 @@ def _find_needed(graph: Graph, inputs: Mapping[Edge, None], outputs: Sequence[Ed
 def _make_placeholders(
     graph: Graph, edges: Sequence[Edge], names: set[str], shapes: Mapping[Edge, Shape]
 ) -> dict[Edge, Node]:
-    used_names = set(names)
+    used_names, all_names = set(names), set(graph.nodes)
     placeholders: dict[Edge, Node] = {}
     for edge in edges:
         node = graph[edge.node]
         is_free = edge.node not in used_names
-        name = edge.node if is_free else _find_free_name(graph, f"{edge.node}/{edge.port}", used_names)
+        name = edge.node if is_free else unused_name(all_names, f"{edge.node}/{edge.port}")
         used_names.add(name)
+        all_names.add(name)
         if node.op == "Placeholder" and is_free:
             placeholders[edge] = node
         else:
             placeholders[edge] = _make_placeholder(node, edge, name, shapes.get(edge, UNKNOWN))
     return placeholders
-
-
-def _find_free_name(graph: Graph, base: str, used_names: set[str]) -> str:
-    name, number = base, 0
-    while name in graph or name in used_names:
-        number += 1
-        name = f"{base}_{number}"
-    return name
 
 
 def _make_placeholder(node: Node, edge: Edge, name: str, shape: Shape) -> Node:

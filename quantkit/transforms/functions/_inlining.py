@@ -13,6 +13,7 @@ from quantkit.formats.graphdef.generic_functions import call_attrs
 from quantkit.ir.draft import Draft
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.names import unused_name
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType
 from quantkit.limits import check_num_nodes
@@ -119,10 +120,7 @@ class _Inliner:
         }
 
     def _free(self, base: str) -> str:
-        name, number = base, 0
-        while name in self._names:
-            number += 1
-            name = f"{base}_{number}"
+        name = unused_name(self._names, base)
         self._names.add(name)
         return name
 
