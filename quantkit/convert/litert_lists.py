@@ -1,4 +1,4 @@
-"""Lists of loops whose elements have an unknown size: TensorFlow's converter requires known sizes.
+"""Lists of loops whose elements or length have an unknown size: TensorFlow's converter requires known sizes.
 
 The elements are collected in one flat tensor. The counter of the loop gives the number of elements:
 
@@ -40,7 +40,7 @@ class _List:
         push: node of the body that appends or replaces an element.
         dtype: element type.
         stacks: nodes after the loop that convert the list to one tensor.
-        dims: element shape, with -1 for one unknown size.
+        dims: element shape, with -1 for an unknown size, of which there is at most one.
     """
 
     loop: Node
@@ -53,7 +53,7 @@ class _List:
 
 
 def flatten_lists(graph: Graph) -> Graph:
-    """Replace the lists of loops by flat tensors if one size of their elements is unknown."""
+    """Replace the lists of loops by flat tensors if they grow, or if one size of their elements is unknown."""
     loop_nodes = [node for node in graph.nodes.values() if node.op in LOOP_OPS]
     inference = infer(graph) if loop_nodes else Inference({}, {})
     lists = [list_ for node in loop_nodes for list_ in _find_lists(graph, node, inference)]
@@ -110,16 +110,18 @@ def _find_lists(graph: Graph, loop: Node, inference: Inference) -> Iterator[_Lis
             continue
         if (source.op, push.op) == ("EmptyTensorList", "TensorListPushBack"):
             ports: list[int | None] = [*counters]
+            least = 0  # the converter states no rank for a list that grows
         elif (source.op, push.op) == ("TensorListReserve", "TensorListSetItem"):
             index, count = push.inputs[1], source.inputs[1]
             is_single = _number(body, index) == 0 and _number(graph, count) == 1
             is_complete = _sets_all(graph, loop, (body, condition), counters, count, inference)
+            least = 1
             ports = [None] if is_single else [port for port in counters if is_complete and index == body.inputs[port]]
         else:
             continue
         stacks = [use.node for use in graph.uses.get(Edge(loop.name, port), ())]
         dims = _element_dims(graph, source, stacks)
-        if ports and dims is not None and dims.count(-1) == 1:
+        if ports and dims is not None and least <= dims.count(-1) <= 1:
             dtype = push.attrs["element_dtype"]
             assert isinstance(dtype, DType)
             yield _List(loop, port, ports[0], push, dtype, tuple(stacks), dims)

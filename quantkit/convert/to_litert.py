@@ -28,7 +28,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 
 # Version of the code around the converter; it is part of the cache key and grows with each change of that code.
-EDITION = 8
+EDITION = 9
 # Constants of fewer elements are not weights, but for example axes and sizes.
 MIN_WEIGHTS = 256
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
