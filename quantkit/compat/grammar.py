@@ -8,12 +8,9 @@ value is skipped, and a comma is allowed before the first option. Spaces around 
 import re
 
 from quantkit.errors import RecipeError
-from quantkit.recipes.grammar import Step
+from quantkit.recipes.grammar import BARE, NAME, QUOTED, Scanner, Step
 from quantkit.recipes.recipe import Recipe
 
-NAME = re.compile(r"[A-Za-z0-9_]+")
-BARE_VALUE = re.compile(r"[A-Za-z0-9\-./_]+")
-QUOTED_VALUE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 SPACE = re.compile(r"[ \t\n\v\f\r]*")
 COMMA = re.compile(r",?[ \t\n\v\f\r]*")
 STRAY_QUOTES = re.compile(r"\"?'?")
@@ -28,22 +25,18 @@ def parse_classic(text: str) -> Recipe:
     parser = _TextParser(text)
     steps: list[Step] = []
     while True:
-        parser.take(SPACE)
+        parser.skip(SPACE)
         if parser.is_done():
             return Recipe(tuple(steps))
-        name = parser.require(NAME, "Looking for transform name")
-        options = parser.parse_options() if parser.skip("(") else {}
+        name = parser.take(NAME, "Looking for transform name")
+        options = parser.parse_options() if parser.skip_character("(") else {}
         if options is None:
             return Recipe(tuple(steps))
         steps.append(Step(name, options))
 
 
-class _TextParser:
-    """Text with the position of the next character."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.position = 0
+class _TextParser(Scanner):
+    """Parser of one text."""
 
     def is_done(self) -> bool:
         return self.position == len(self.text)
@@ -52,46 +45,32 @@ class _TextParser:
         """Parse the options up to the closing parenthesis; None if the text ends first."""
         options: dict[str, tuple[str, ...]] = {}
         while not self.is_done():
-            if self.skip(")"):
+            if self.skip_character(")"):
                 return options
-            self.take(COMMA)
-            name = self.require(NAME, "Looking for parameter name")
-            if not self.skip("="):
+            self.skip(COMMA)
+            name = self.take(NAME, "Looking for parameter name")
+            if not self.skip_character("="):
                 raise self.error("Looking for =")
             if self.is_done():
                 return None
             options[name] = (*options.get(name, ()), self.parse_value())
-            self.take(STRAY_QUOTES)
+            self.skip(STRAY_QUOTES)
         return None
 
     def parse_value(self) -> str:
-        quoted = QUOTED_VALUE.match(self.text, self.position)
+        quoted = QUOTED.match(self.text, self.position)
         if quoted:
             self.position = quoted.end()
             return quoted[1]
-        if self.skip('"'):
+        if self.skip_character('"'):
             raise self.error("Looking for parameter name")
-        return self.require(BARE_VALUE, "Looking for parameter name")
+        return self.take(BARE, "Looking for parameter name")
 
-    def skip(self, character: str) -> bool:
+    def skip_character(self, character: str) -> bool:
         """Skip a character; return False if the next character is another one."""
         is_next = self.text.startswith(character, self.position)
         self.position += is_next
         return is_next
-
-    def take(self, pattern: re.Pattern[str]) -> str:
-        """Return the text that matches the pattern; empty without a match."""
-        match = pattern.match(self.text, self.position)
-        if match is None:
-            return ""
-        self.position = match.end()
-        return match[0]
-
-    def require(self, pattern: re.Pattern[str], message: str) -> str:
-        text = self.take(pattern)
-        if not text:
-            raise self.error(message)
-        return text
 
     def error(self, message: str) -> RecipeError:
         return RecipeError(

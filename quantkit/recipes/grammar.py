@@ -75,12 +75,31 @@ def _quote(text: str) -> str:
     return text if BARE.fullmatch(text) else f'"{text}"'
 
 
-class _Parser:
-    """Recursive-descent parser of one text."""
+class Scanner:
+    """Text with the position of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
+
+    def skip(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self.text, self.position)
+        self.position = match.end() if match else self.position
+
+    def take(self, pattern: re.Pattern[str], message: str) -> str:
+        match = pattern.match(self.text, self.position)
+        if match is None:
+            raise self.error(message)
+        self.position = match.end()
+        return match[0]
+
+    def error(self, message: str) -> RecipeError:
+        """Return the error at the present position."""
+        raise NotImplementedError
+
+
+class _Parser(Scanner):
+    """Recursive-descent parser of one text."""
 
     def steps(self) -> tuple[Step, ...]:
         steps = []
@@ -127,17 +146,6 @@ class _Parser:
 
     def peek(self) -> str:
         return self.text[self.position : self.position + 1]
-
-    def skip(self, pattern: re.Pattern[str]) -> None:
-        match = pattern.match(self.text, self.position)
-        self.position = match.end() if match else self.position
-
-    def take(self, pattern: re.Pattern[str], message: str) -> str:
-        match = pattern.match(self.text, self.position)
-        if match is None:
-            raise self.error(message)
-        self.position = match.end()
-        return match[0]
 
     def error(self, message: str, position: int | None = None) -> RecipeError:
         position = self.position if position is None else position

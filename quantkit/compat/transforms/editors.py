@@ -6,8 +6,8 @@ from quantkit.compat.transforms.matching import execution_order, rename_inputs
 from quantkit.compat.transforms.nodes import NodeDef, constant, split
 from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
+from quantkit.transforms.metadata.obfuscate_names import to_base_62
 
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Tensor array ops of version 2 by op type of version 3.
 OLD_ARRAY_OPS = {
     f"TensorArray{operation}V3": f"TensorArray{operation}V2"
@@ -91,7 +91,7 @@ def obfuscate_names(nodes: Sequence[NodeDef], context: ClassicContext) -> list[N
         if node.name in endpoints:
             names[node.name] = node.name
             continue
-        while (name := _base_62(number)) in endpoints:
+        while (name := to_base_62(number)) in endpoints:
             number += 1
         names[node.name] = name
         number += 1
@@ -105,15 +105,6 @@ def obfuscate_names(nodes: Sequence[NodeDef], context: ClassicContext) -> list[N
             inputs.append(f"{prefix}{names[source]}{suffix}")
         result.append(node.with_(name=names[node.name], inputs=tuple(inputs)))
     return result
-
-
-def _base_62(number: int) -> str:
-    digits = ""
-    while True:
-        number, digit = divmod(number, len(DIGITS))
-        digits = DIGITS[digit] + digits
-        if not number:
-            return digits
 
 
 @classic_transform
