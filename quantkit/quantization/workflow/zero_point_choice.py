@@ -31,8 +31,8 @@ from quantkit.quantization.workflow.trials import Trials
 def choose_zero_points(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion with zero points of the tensors that lose most without one, if its fidelity is better.
 
-    Unlike other alternatives, it is also tried for a conversion with a good fidelity. If the fidelity is not better,
-    because the errors of the tensors do not add up, zero points of all tensors are tried, and must remove more.
+    Unlike other alternatives, it is also tried for a conversion with a good fidelity. If the fidelity is neither
+    better, because the errors of the tensors do not add up, nor good, all zero points are tried, and must remove more.
     """
     target, graph, plan = conversion.target, conversion.graph, conversion.plan
     if not trials.is_possible or not isinstance(target, RuntimeRules):
@@ -57,11 +57,13 @@ def choose_zero_points(conversion: Conversion, trials: Trials, options: Options)
         padded = alternative.plan.refined
         if trials.is_better(alternative, conversion, max_loss, padded):
             options.on_message(
-                f"{len(groups)} of {len(gains)} tensors before padded convolutions get zero points: the outputs are "
+                f"zero points of {len(groups)} of {len(gains)} tensors before padded convolutions: the outputs are "
                 f"nearer to the float model; {next(iter(padded.values())).reason} (a scheme omits them: activations = "
                 f"{str(plan.scheme.activations)!r})"
             )
             return alternative
+        if trials.is_good(conversion):
+            break
     return conversion
 
 
@@ -81,9 +83,7 @@ def _pad(
     shapes = infer_sample_shapes(graph, samples)
     # Each value is read once and written once, in one byte.
     megabytes = sum(2 * prod(size or 1 for size in shapes[edge].dims or ()) for edge in edges) / 1e6
-    reason = (
-        f"zero points of the inputs of {len(errors)} layers by Pads: an estimated {megabytes:.2g} MB read and written"
-    )
+    reason = f"zero point of its input by a Pad; all Pads read and write an estimated {megabytes:.2g} MB"
     padded = conversion.decide(
         {layer: Decision(layer, INT8, reason, ERROR, predicted=error) for layer, error in errors.items()}
     )

@@ -241,13 +241,22 @@ def test_tensors_with_most_of_the_loss_get_zero_points(monkeypatch: pytest.Monke
     assert alternative.plan.refined.keys() == {"conv4"}
     assert alternative.plan.refined["conv4"].predicted is not None
     assert trials.gains["conv4"] > 0
-    assert "1 of 4 tensors before padded convolutions get zero points" in messages[-1]
-    assert "an estimated 0.0012 MB read and written" in messages[-1]
+    assert "zero points of 1 of 4 tensors before padded convolutions" in messages[-1]
+    assert "write an estimated 0.0012 MB" in messages[-1]
     changed = {edge for edge in ranges if alternative.ranges[edge] != conversion.ranges[edge]}
     assert changed <= {Edge("relu3")}
     stated = replace(options, scheme=plan.scheme)
     assert choose_zero_points(conversion, Trials(reference, stated), stated) is conversion, "a scheme is kept"
     assert choose_zero_points(alternative, Trials(reference, options), options) is alternative, "the rest loses little"
+    limits: list[float] = []
+    trials = Trials(reference, options)
+    trials.is_better = lambda *arguments: limits.append(arguments[2]) or arguments[2] < 1  # type: ignore[method-assign,func-returns-value]
+    trials.is_good = lambda conversion: True  # type: ignore[method-assign]
+    assert choose_zero_points(conversion, trials, options) is conversion, "a good fidelity needs no Pad without a gain"
+    trials.is_good = lambda conversion: False  # type: ignore[method-assign]
+    everywhere = choose_zero_points(conversion, trials, options)
+    assert {str(spec) for spec in everywhere.plan.activations.values()} == {"qint8 affine"}
+    assert limits == [1.0, 1.0, policy.MAX_PADDED_LOSS]
     monkeypatch.setattr(policy, "MAX_GAIN_MACS", 0.0)
     assert choose_zero_points(conversion, Trials(reference, options), options) is conversion
     assert "the runs would take too long" in messages[-1]
