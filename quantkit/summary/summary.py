@@ -14,7 +14,6 @@ from quantkit.formats.sizes import count_file_bytes
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.model import as_model
-from quantkit.ops.batch import with_batch_one
 from quantkit.ops.memory import Peak, peak_memory
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.bodies import count_macs_of_run
@@ -240,7 +239,7 @@ def summarize(
     stated = onnx.value_infos(graph) if is_onnx else {}
     stated_shapes = {edge: shape for edge, (_, shape) in stated.items()}
     shapes = infer_shapes(graph, stated_shapes)
-    example_shapes = infer_shapes(with_batch_one(graph), stated_shapes)
+    example_shapes = infer_shapes(_with_batch_one(graph), stated_shapes)
     macs = [count_macs_of_run(graph, node, example_shapes) for node in graph.nodes.values()]
     known_macs = [count for count in macs if count is not None]
     constants = [value for node in graph.nodes.values() if isinstance(value := node.attrs.get("value"), Tensor)]
@@ -294,3 +293,14 @@ def _endpoint(
         return Endpoint(onnx.value_name(node, edge.port), node.op, stated[edge][0], shape)
     dtype = next((node.attrs[key] for key in ("dtype", "T", "DstT", "out_type") if key in node.attrs), None)
     return Endpoint(str(edge), node.op, dtype if isinstance(dtype, DType) else None, shape)
+
+
+def _with_batch_one(graph: Graph) -> Graph:
+    """Return a graph whose inputs have batch size 1 instead of a dynamic batch."""
+    nodes = []
+    for node in graph.nodes.values():
+        shape = node.attrs.get("shape")
+        if node.op == "Placeholder" and isinstance(shape, Shape) and shape.dims and shape.dims[0] is None:
+            node = node.with_attrs(shape=Shape((1, *shape.dims[1:])))
+        nodes.append(node)
+    return graph.with_nodes(nodes)

@@ -1,6 +1,5 @@
 """Observers that search the range with the smallest quantization error of a histogram."""
 
-from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -15,8 +14,8 @@ from quantkit.quantization.spec import AFFINE, Spec
 FRACTIONS = np.concatenate([np.linspace(1.0, 0.3, 71), np.geomspace(0.28, 0.003, 29)])
 
 
-class MeanSquaredError(HistogramObserver):
-    """Range with the least mean squared error of the dequantized values.
+class _ErrorSearch(HistogramObserver):
+    """Range with the least error; symmetric formats shrink both limits together, others alternately.
 
     Args:
         spec: number format of the quantized values.
@@ -28,12 +27,26 @@ class MeanSquaredError(HistogramObserver):
         self.spec = spec
 
     def _compute_range(self, extremes: Range) -> Range:
-        centers, counts = self.histogram.used_bins
+        high_only, low_only = (False, True), (True, False)
+        best = extremes
+        for shrink_low, shrink_high in [(True, True)] if self.spec.symmetric else [high_only, low_only, high_only]:
+            if (shrink_high and best.high > 0) or (shrink_low and best.low < 0):
+                lows = np.multiply(best.low, FRACTIONS if shrink_low and best.low < 0 else 1.0 + 0 * FRACTIONS)
+                highs = np.multiply(best.high, FRACTIONS if shrink_high and best.high > 0 else 1.0 + 0 * FRACTIONS)
+                index = int(np.argmin(self._errors(lows, highs)))
+                best = float32_range(float(lows[index]), float(highs[index]))
+        return best
 
-        def errors(lows: Floats, highs: Floats) -> Floats:
-            return _squared_errors(self.spec, lows, highs, centers, counts)
+    def _errors(self, lows: Floats, highs: Floats) -> Floats:
+        """Return the errors of ranges from their lower and upper limits, both (n,)."""
+        raise NotImplementedError
 
-        return _search(self.spec, extremes, errors)
+
+class MeanSquaredError(_ErrorSearch):
+    """Range with the least mean squared error of the dequantized values."""
+
+    def _errors(self, lows: Floats, highs: Floats) -> Floats:
+        return _squared_errors(self.spec, lows, highs, *self.histogram.used_bins)
 
 
 def histogram_sqnr(observer: HistogramObserver, spec: Spec, limits: Range) -> float:
@@ -49,47 +62,16 @@ def histogram_sqnr(observer: HistogramObserver, spec: Spec, limits: Range) -> fl
     return float(10 * np.log10(centers**2 @ counts / noise)) if noise else inf
 
 
-class Entropy(HistogramObserver):
+class Entropy(_ErrorSearch):
     """Range with the least Kullback-Leibler divergence between clipped and dequantized values.
 
     Dequantizing spreads the values of one quantized value evenly over its bins that contain any.
-
-    Args:
-        spec: number format of the quantized values.
-        samples: number of values of each array that are counted.
     """
 
-    def __init__(self, spec: Spec = AFFINE, samples: int = SAMPLES) -> None:
-        super().__init__(samples)
-        self.spec = spec
-
-    def _compute_range(self, extremes: Range) -> Range:
+    def _errors(self, lows: Floats, highs: Floats) -> Floats:
         centers, counts = self.histogram.centers, self.histogram.counts.astype(np.float64)
-
-        def errors(lows: Floats, highs: Floats) -> Floats:
-            ranges = map(Range, lows.tolist(), highs.tolist())
-            return np.array([_kl_divergence(self.spec, candidate, centers, counts) for candidate in ranges])
-
-        return _search(self.spec, extremes, errors)
-
-
-def _search(spec: Spec, extremes: Range, errors: Callable[[Floats, Floats], Floats]) -> Range:
-    """Return the range with the least error; symmetric formats shrink both limits together, others alternately.
-
-    Args:
-        spec: number format of the quantized values.
-        extremes: extremes of the values.
-        errors: errors of ranges from their lower and upper limits, both (n,).
-    """
-    high_only, low_only = (False, True), (True, False)
-    best = extremes
-    for shrink_low, shrink_high in [(True, True)] if spec.symmetric else [high_only, low_only, high_only]:
-        if (shrink_high and best.high > 0) or (shrink_low and best.low < 0):
-            lows = np.multiply(best.low, FRACTIONS if shrink_low and best.low < 0 else 1.0 + 0 * FRACTIONS)
-            highs = np.multiply(best.high, FRACTIONS if shrink_high and best.high > 0 else 1.0 + 0 * FRACTIONS)
-            index = int(np.argmin(errors(lows, highs)))
-            best = float32_range(float(lows[index]), float(highs[index]))
-    return best
+        ranges = map(Range, lows.tolist(), highs.tolist())
+        return np.array([_kl_divergence(self.spec, candidate, centers, counts) for candidate in ranges])
 
 
 def _squared_errors(spec: Spec, lows: Floats, highs: Floats, values: Floats, counts: Floats) -> Floats:

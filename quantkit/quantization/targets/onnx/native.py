@@ -34,10 +34,13 @@ from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.onnx.fused_gates import SILU as SILU_OP
-from quantkit.quantization.targets.onnx.parameters import ONNX_TYPES, fit_bias
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 from quantkit.quantization.targets.workarounds import AVERAGE, CAPTURE, MAXIMUM, PRODUCT, SHUFFLE, SILU, is_needed
 
+# Quantized types in ONNX.
+ONNX_TYPES = {DType.QUINT8: DType.UINT8, DType.QINT8: DType.INT8}
+# Largest quantized bias: the int32 sum needs room for the products.
+MAX_BIAS = float(1 << 29)
 # Number format of uint8 images.
 UINT8 = Spec(DType.QUINT8, symmetric=False)
 # x * sigmoid(x) is above -0.003 for smaller values.
@@ -213,7 +216,7 @@ class _NativeQuantization:
         parameters = QuantizationParameters.of_weights(spec, weights.array)
         bias_name, slot = ("", 0) if self.keeps_biases else self._bias_input(pattern)
         bias = self._bias_of(bias_name, slot, parameters)
-        parameters = fit_bias(parameters, step, bias)
+        parameters = _fit_bias(parameters, step, bias)
         quantized = Tensor(ONNX_TYPES[spec.dtype], weights.shape, partial(_quantize, weights, parameters))
         axis = spec.axes[0] if parameters.scale.shape else None
         # Layers with the same weights share the nodes.
@@ -457,3 +460,14 @@ def _clamp(limits: Range, least: float) -> Range:
 
 def _quantize(weights: Tensor, parameters: QuantizationParameters) -> Array:
     return parameters.quantize(weights.array)
+
+
+def _fit_bias(parameters: QuantizationParameters, step: float, bias: Array | None) -> QuantizationParameters:
+    """Return the parameters of weights, with larger scales if the bias would not fit into 32 bits."""
+    if bias is None:
+        return parameters
+    least = np.abs(bias) / (step * MAX_BIAS)
+    return replace(
+        parameters,
+        scale=np.maximum(parameters.scale, least if parameters.scale.ndim else least.max()).astype(np.float32),
+    )
