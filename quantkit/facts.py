@@ -15,6 +15,16 @@ class PlainReport:
         return f"<pre>{escape(str(self))}</pre>"
 
 
+def join_names(names: Iterable[str], conjunction: str = "and") -> str:
+    """Return names as one list of a sentence.
+
+    >>> join_names(["OpenVINO", "TensorRT", "ONNX Runtime"])
+    'OpenVINO, TensorRT and ONNX Runtime'
+    """
+    *others, last = names
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
+
+
 def format_facts(title: str, facts: Facts, notes: Iterable[str] = ()) -> str:
     """Return a title and one line for each fact and note.
 

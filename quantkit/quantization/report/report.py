@@ -12,6 +12,7 @@ from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Failure, format_latency
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import CheckError
+from quantkit.facts import join_names
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.finetuning.report import FineTuning
@@ -395,8 +396,8 @@ def _comparison_line(benchmark: Benchmark) -> str:
     rows = sorted(benchmark.measurements, key=lambda each: each.summary.median)
     names = [f"{each.context.model} in {each.context.runtime}" for each in rows]
     latencies = [f"{name} {format_latency(each.summary.median)} ms" for name, each in zip(names, rows, strict=True)]
-    rivals = " and ".join(f"{row.label} in {row.runtime}" for row in benchmark.rivals)
-    note = f"; {names[0]} is not shown to be faster than {rivals}" if rivals else ""
+    rivals = [f"{row.label} in {row.runtime}" for row in benchmark.rivals]
+    note = f"; {names[0]} is not shown to be faster than {join_names(rivals, 'or')}" if rivals else ""
     return f"on this machine, {'by median' if rivals else 'fastest first'}: {', '.join(latencies)}{note}"
 
 

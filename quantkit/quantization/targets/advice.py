@@ -2,6 +2,7 @@
 
 from math import log10
 
+from quantkit.facts import join_names
 from quantkit.ir.graph import Graph
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.targets import Target, targets
@@ -66,9 +67,8 @@ def advise_threads(target: Target, cores: int) -> str:
         return f"intra-op {options.intra_op} and inter-op as many as cores: {flags}"
     if is_litert(target):
         return f"as many threads as cores: --intra-op {cores}"  # LiteRT itself uses one thread
-    *titles, last = (find_runtime(name).title for name in target.runtimes)
-    others = f"{', '.join(titles)} and " if titles else ""
-    return f"keep the default thread settings of {others}{last}"
+    titles = join_names(find_runtime(name).title for name in target.runtimes)
+    return f"keep the default thread settings of {titles}"
 
 
 def advise_gpu(target: Target) -> str:

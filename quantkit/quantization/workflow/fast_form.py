@@ -17,6 +17,7 @@ from typing import Self
 
 from quantkit.benchmark.profiling import AlternatingProfiles, ModelProfile
 from quantkit.errors import QuantkitError, UnavailableError
+from quantkit.facts import join_names
 from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
 from quantkit.quantization.precision import policy
@@ -41,7 +42,7 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
     """
     if options.runs == 0 or not trials.is_possible or not conversion.plan.patterns:
         return conversion
-    titles = " and ".join(find_runtime(name).title for name in conversion.runtimes)
+    titles = join_names(find_runtime(name).title for name in conversion.runtimes)
     seconds = len(conversion.runtimes) * 2 * policy.PROFILE_ROUNDS * policy.PROFILE_SECONDS
     options.on_progress(Progress(f"measuring the time of the layers in {titles}", 0, seconds=seconds))
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}

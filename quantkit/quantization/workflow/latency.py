@@ -14,6 +14,7 @@ from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.benchmark.statistics.student import LOOKS
 from quantkit.errors import UnavailableError
+from quantkit.facts import join_names
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Shape
 from quantkit.progress import OnProgress
@@ -76,7 +77,7 @@ def measure_latency(
         warmup_seconds=WARMUP_SECONDS,
         overlap_first_calls=True,
     )
-    titles = ", ".join(dict.fromkeys(find_runtime(each.settings.runtime).title for each in candidates))
+    titles = join_names(dict.fromkeys(find_runtime(each.settings.runtime).title for each in candidates))
     # The float model's runtimes are not compared with each other: two of about equal latency would never be clear.
     benchmark = measure(
         candidates,
