@@ -9,6 +9,7 @@ from typing import Any
 from quantkit.arguments import expand_user, public
 from quantkit.benchmark.host.machine import Machine
 from quantkit.benchmark.results.report import align_columns, format_latency
+from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.benchmark.sweep.result import BestSettings
 from quantkit.benchmark.sweep.state import MeasuredTrial
 from quantkit.errors import UsageError
@@ -111,8 +112,9 @@ class Optimization(PlainReport):
         if self.goal.objective == "size" or choice.ratio <= self.best.ratio:
             return text
         speedup = choice.speedup
-        interval = "not measured" if speedup is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
-        return f"{text}, which is not shown in new processes ({interval})"
+        if speedup is None or speedup.processes < MIN_PROCESSES:
+            return f"{text} in too few processes"
+        return f"{text}, which is not shown in new processes ({speedup.low:.2f} to {speedup.high:.2f})"
 
     @property
     def settings(self) -> BestSettings:

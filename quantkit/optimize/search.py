@@ -60,8 +60,9 @@ FINALISTS, TUNED, MOST_FINALS = 4, 2, 2
 GROUP = 4
 # Shortest time for the last measurement in seconds, also after the end of the budget.
 LAST_SECONDS = 10.0
-# Time for the first measurements of the float model in seconds, also after the end of the budget.
-FLOAT_SECONDS = 60.0
+# Time for the first measurement, and for the processes of the last one without which no speed-up is shown, in seconds,
+# also after the end of the budget.
+COMPARISON_SECONDS = 60.0
 OUT_OF_TIME = "time budget exhausted"
 SCREEN, FINAL, LAST = range(3)
 STAGES = {
@@ -262,7 +263,7 @@ class FileSearch:
         for index in range(0, len(candidates), GROUP):
             group = candidates[index : index + GROUP]
             options = self._options(SCREEN)
-            result = measure(group, replace(options, time_budget=max(options.time_budget, FLOAT_SECONDS)))
+            result = measure(group, replace(options, time_budget=max(options.time_budget, COMPARISON_SECONDS)))
             trials += [_trial(SCREEN, each, row.outcome) for each, row in zip(group, result.rows, strict=True)]
         self._report_failures(trials)
         fastest = min((trial.seconds for trial in trials if trial.seconds is not None), default=inf)
@@ -619,9 +620,12 @@ class FileSearch:
         assert self.baseline is not None
         others = [each for each in finalists if each.candidate != self.baseline]
         self._report("measuring in new processes")
-        seconds = max(self.remaining, LAST_SECONDS)
         options = SamplingOptions(
-            seed=self.goal.seed + LAST, time_budget=seconds, process_seconds=0.3, warmup_seconds=1.0
+            seed=self.goal.seed + LAST,
+            time_budget=max(self.remaining, COMPARISON_SECONDS),
+            further_budget=max(self.remaining, LAST_SECONDS),
+            process_seconds=0.3,
+            warmup_seconds=1.0,
         )
         labelled = [replace(each.candidate, label=each.name) for each in others]
         try:

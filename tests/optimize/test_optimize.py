@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -14,6 +15,10 @@ from command_line import main
 from scripted_search import int8_is_fast, script
 
 import quantkit as qk
+from quantkit.benchmark.results.report import Benchmark
+from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.benchmark.sampling.rounds import SamplingOptions
+from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.errors import InputError, QuantkitError, UnavailableError, UsageError
 from quantkit.optimize import OptimizationInterrupted, search
 from quantkit.quantization.precision.decision import COST, Decision
@@ -80,10 +85,31 @@ def test_the_reason_against_a_faster_median_is_its_interval(data: Path, monkeypa
     assert result.best.speedup is not None
     uncertain = replace(result.best, speedup=replace(result.best.speedup, low=0.8, high=3.1))
     float_result = replace(result, best=result.baseline, choices=(uncertain, result.baseline))
-    claim = "2.00 times as fast as the float model, which is not shown in new processes"
-    assert dict(float_result.reasons)[uncertain.name] == f"{claim} (0.80 to 3.10)"
-    unmeasured = replace(float_result, choices=(replace(uncertain, speedup=None), result.baseline))
-    assert dict(unmeasured.reasons)[uncertain.name] == f"{claim} (not measured)"
+    claim = "2.00 times as fast as the float model"
+    reason = dict(float_result.reasons)[uncertain.name]
+    assert reason == f"{claim}, which is not shown in new processes (0.80 to 3.10)"
+    for speedup in (None, replace(result.best.speedup, processes=2)):
+        unmeasured = replace(float_result, choices=(replace(uncertain, speedup=speedup), result.baseline))
+        assert dict(unmeasured.reasons)[uncertain.name] == f"{claim} in too few processes"
+
+
+def test_the_last_measurement_has_enough_processes_to_show_a_speed_up(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of the time budget, only the number of further processes is limited."""
+    script(monkeypatch, int8_is_fast)
+    measure, last = search.measure, list[SamplingOptions]()
+
+    def measure_late(candidates: Sequence[Candidate], options: SamplingOptions, **rest: Any) -> Benchmark:
+        last.append(options)
+        return measure(candidates, options, **rest)
+
+    monkeypatch.setattr(search, "measure", measure_late)
+    monkeypatch.setattr(search.FileSearch, "remaining", property(lambda self: 1.0))
+    assert not qk.optimize("digits", data, runtimes=["openvino"]).is_float
+    assert last[-1].min_processes >= MIN_PROCESSES
+    assert last[-1].time_budget == search.COMPARISON_SECONDS
+    assert last[-1].further_budget == max(search.LAST_SECONDS, 1.0)
 
 
 def test_a_slow_int8_file_is_not_used(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
