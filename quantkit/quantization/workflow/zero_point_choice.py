@@ -7,14 +7,14 @@ with a zero point. The difference of the noise of both forms of the whole model 
 it. Tensors are chosen until the rest is near the noise with all zero points, for each output.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod, sqrt
 
 import numpy as np
 
 from quantkit.errors import QuantkitError
-from quantkit.ir.graph import Edge
+from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import ERROR, INT8, Decision
 from quantkit.quantization.precision.error import Floats
@@ -53,12 +53,12 @@ def choose_zero_points(conversion: Conversion, trials: Trials, options: Options)
     for groups, max_loss in ((best, 1.0), (dict.fromkeys(gains), policy.MAX_PADDED_LOSS)) if best else ():
         inputs = {layer: plan.group_of(graph[layer].inputs[0]) for layer in layers}
         errors = {layer: groups[group] for layer, group in inputs.items() if group in groups}
-        alternative = _pad(conversion, ranges, errors, samples)
-        padded = alternative.plan.refined
-        if trials.is_better(alternative, conversion, max_loss, padded):
+        traffic = _describe_traffic(graph, errors, samples)
+        alternative = _pad(conversion, ranges, errors, f"zero point of its input by a Pad: {traffic}")
+        if trials.is_better(alternative, conversion, max_loss, errors):
             options.on_message(
                 f"zero points of {len(groups)} of {len(gains)} tensors before padded convolutions: the outputs are "
-                f"nearer to the float model; {next(iter(padded.values())).reason} (a scheme omits them: activations = "
+                f"nearer to the float model; {traffic} (a scheme omits them: activations = "
                 f"{str(plan.scheme.activations)!r})"
             )
             return alternative
@@ -67,23 +67,23 @@ def choose_zero_points(conversion: Conversion, trials: Trials, options: Options)
     return conversion
 
 
-def _pad(
-    conversion: Conversion, observed: Ranges, errors: Mapping[str, float | None], samples: Mapping[str, tuple[int, ...]]
-) -> Conversion:
+def _describe_traffic(graph: Graph, layers: Iterable[str], samples: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the estimated memory traffic of the Pad ops before layers: int8 values are read once and written once."""
+    shapes = infer_sample_shapes(graph, samples)
+    sizes = (prod(size or 1 for size in shapes[edge].dims or ()) for edge in {graph[each].inputs[0] for each in layers})
+    return f"the Pad ops read and write an estimated {2 * sum(sizes) / 1e6:.2g} MB"
+
+
+def _pad(conversion: Conversion, observed: Ranges, errors: Mapping[str, float | None], reason: str) -> Conversion:
     """Return the conversion with zero points of the inputs of layers.
 
     Args:
         conversion: conversion without them.
         observed: ranges with a zero point.
         errors: predicted error of the outputs that the zero point of each layer removes; None if it is unknown.
-        samples: shape of one sample of each input, by name.
+        reason: reason of the decisions.
     """
-    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-    edges = {graph[layer].inputs[0] for layer in errors}
-    shapes = infer_sample_shapes(graph, samples)
-    # Each value is read once and written once, in one byte.
-    megabytes = sum(2 * prod(size or 1 for size in shapes[edge].dims or ()) for edge in edges) / 1e6
-    reason = f"zero point of its input by a Pad; all Pads read and write an estimated {megabytes:.2g} MB"
+    plan, ranges = conversion.plan, conversion.ranges
     padded = conversion.decide(
         {layer: Decision(layer, INT8, reason, ERROR, predicted=error) for layer, error in errors.items()}
     )
