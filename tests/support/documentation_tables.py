@@ -176,8 +176,9 @@ def finetuning_table(document: dict[str, Any], link: str) -> list[str]:
         "",
         "Held-out images; the recovered fractions are those of the loss in top-1 and in agreement. `sediment_unet` and "
         "`super_resolution` have the correlation with the float model instead of the agreement, and the correlation "
-        "with the target images or the PSNR instead of top-1; `xfeat` has its correct matches, `ultraface` the F1 of "
-        "the boxes of the float model, and `stories260k` the most likely tokens of the float model. The gain is that "
+        "with the target images or the PSNR instead of top-1; `xfeat` has its correct matches, `ultraface` and "
+        "`fastestdet` the F1 of the boxes of the float model, and `stories260k` the most likely tokens of the float "
+        "model. The gain is that "
         "of the task's metric over the calibrated file, with the "
         "interval of a bootstrap over the images. Times and memory of the whole process, with other load on the "
         f"machine. {machine(document)}{''.join(f'; `{name}`: {cpu}' for name, cpu in others.items())}. "
