@@ -48,9 +48,10 @@ MAX_PADDED_LOSS = 0.8
 MAX_LAYERS, MIN_LAYERS = 0.25, 2
 # Number of layers, those with the largest fractions of the noise, that are tried one after the other.
 NUM_NOISY_LAYERS = 4
-# Runs that measure the fractions, and the least fraction of the noise that remains for a trial, which then needs
-# 1 - `MAX_FLOAT_LOSS`**2 to succeed: a few runs show less or more.
-FRACTION_RUNS, MIN_NOISE_FRACTION = 2, 0.25
+# Runs that measure the fractions, more for outputs with fewer values, whose energy is mostly chance, and the least
+# fraction of the noise that remains for a trial, which then needs 1 - `MAX_FLOAT_LOSS`**2 to succeed: a few runs show
+# less or more.
+FRACTION_RUNS, FRACTION_VALUES, MIN_NOISE_FRACTION = 2, 256, 0.25
 # Limit of the MACs of these runs, which run the model once for each layer: minutes on two cores. A limit of the time
 # would give other files on a busy machine.
 MAX_FRACTION_MACS = 2.5e11
@@ -132,6 +133,7 @@ SUPPORTED_BY = {
     "MIN_LAYERS": ("dtln_2", "silero_vad_op15"),
     "NUM_NOISY_LAYERS": _NOISY,
     "FRACTION_RUNS": _NOISY,
+    "FRACTION_VALUES": ("pplcnet_orientation",),
     "MIN_NOISE_FRACTION": _NOISY,
     "LAST_LAYERS": _LAST,
     "DRIFT_ERROR": ("gtcrn_stream", "silero_vad_op15"),

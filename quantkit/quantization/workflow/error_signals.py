@@ -62,7 +62,7 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
 
     Args:
         conversion: conversion with the layers.
-        reference: outputs of the float model; `policy.FRACTION_RUNS` runs count, or `SIGNAL_STEPS` of a state.
+        reference: outputs of the float model.
         options: options of the quantization.
 
     Returns:
@@ -73,8 +73,9 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
         GraphError: a runtime rejects the float graph.
     """
     plan = conversion.plan
-    most = policy.SIGNAL_STEPS if reference.states else policy.FRACTION_RUNS
-    num_runs = min(most, _limit_runs(conversion, reference, len(plan.patterns), policy.MAX_FRACTION_MACS))
+    sizes = policy.FRACTION_RUNS, policy.FRACTION_VALUES, policy.TRIAL_RUNS
+    limit = _limit_runs(conversion, reference, len(plan.patterns), policy.MAX_FRACTION_MACS)
+    num_runs = min(count_runs(reference.outputs, reference.states, *sizes), limit)
     if not num_runs:
         return {}
     with _open_probe(conversion, reference, options) as run:
@@ -159,17 +160,25 @@ def find_search(
     return search
 
 
-def count_runs(outputs: Sequence[Mapping[str, Array]], states: Mapping[str, str]) -> int:
-    """Return the number of runs of the error signals: more runs for outputs of few values.
+def count_runs(
+    outputs: Sequence[Mapping[str, Array]],
+    states: Mapping[str, str],
+    least: int = policy.SIGNAL_RUNS,
+    num_values: int = policy.SIGNAL_VALUES,
+    most: int = policy.MAX_SIGNAL_RUNS,
+) -> int:
+    """Return the number of runs that measure the noise of the outputs, at most `policy.SIGNAL_STEPS` of a state.
 
     Args:
         outputs: outputs of each run of the float model, by name.
         states: output of each state by the name of its input, for a recurrent model.
+        least, most: limits of the number of runs.
+        num_values: number of values of each output in all runs: the energy of few values is mostly chance.
     """
     if states:
         return policy.SIGNAL_STEPS
     values = min((array.size for array in outputs[0].values() if array.dtype.kind == "f"), default=1)
-    return min(max(policy.SIGNAL_RUNS, -(-policy.SIGNAL_VALUES // max(values, 1))), policy.MAX_SIGNAL_RUNS)
+    return min(max(least, -(-num_values // max(values, 1))), most)
 
 
 def draw_choices(layers: Sequence[str], count: int, seed: int = 0) -> Iterator[frozenset[str]]:

@@ -160,12 +160,15 @@ def test_outputs_of_few_values_have_more_runs() -> None:
     both = [{"image": np.ones((1, 64, 64), np.float32), "scores": np.ones((1, 256), np.float32)}]
     assert count_runs(both, {}) == policy.SIGNAL_VALUES // 256
     assert count_runs(both, {"state": "scores"}) == policy.SIGNAL_STEPS
+    assert count_runs(both, {}, 2, 1024, 16) == 4
+    assert count_runs(both, {}, 2, 100, 16) == 2
+    assert count_runs(both, {}, 2, 1 << 20, 16) == 16
 
 
 @pytest.mark.parametrize(("kind", "is_good"), [(AGREEMENT, False), (ERROR, True)])
 def test_the_kind_of_a_loss_is_stated(kind: str, is_good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disagreement of 1 % is not a good model, even if the KL divergence is the same number."""
-    trials = Trials(FloatReference(feeds=[{}], outputs=[{}]), Options(None))
+    trials = Trials(FloatReference(feeds=[{}], outputs=[{}], classes=[(None,)]), Options(None))
     monkeypatch.setattr(trials, "_is_reported", lambda conversion: False)
     monkeypatch.setattr(trials, "_trial", lambda conversion: object())
     monkeypatch.setattr(trials_module, "_loss_of", lambda accuracy: Loss(0.01, 0.01, kind))
@@ -181,7 +184,8 @@ def test_a_failed_trial_is_reported_and_is_not_good(monkeypatch: pytest.MonkeyPa
     plan = annotate(graph, SCHEME)
     conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0))))
     options = Options(None, on_message=messages.append)
-    reference = FloatReference(feeds=[{"x": np.ones((1, 8, 8, 4), np.float32)}], outputs=[{"y": np.ones((1, 4))}])
+    feeds, outputs = {"x": np.ones((1, 8, 8, 4), np.float32)}, {"y": np.ones((1, 4))}
+    reference = FloatReference(feeds=[feeds], outputs=[outputs], classes=[(None,)])
     trials = Trials(reference, options)
     monkeypatch.setattr(trials_module, "measure_accuracy", fail)
     assert not trials.is_good(conversion)
