@@ -1,6 +1,6 @@
 """Error signals of the layers of a conversion, and the ranking of the layers that follows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from time import perf_counter
@@ -57,13 +57,21 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
         return None
 
 
-def measure_noise_fractions(conversion: Conversion, reference: FloatReference, options: Options) -> dict[str, float]:
+def measure_noise_fractions(
+    conversion: Conversion,
+    reference: FloatReference,
+    options: Options,
+    layers: Collection[str] = (),
+    other: str | None = None,
+) -> dict[str, float]:
     """Return the fraction of the noise of the outputs that each layer causes, and that is missing if it alone is float.
 
     Args:
         conversion: conversion with the layers.
         reference: outputs of the float model.
         options: options of the quantization.
+        layers: layers to measure (default: all).
+        other: layer that is float together with each of them.
 
     Returns:
         Fraction by layer, the largest first; empty if the runs have too many MACs, or there is no noise.
@@ -73,8 +81,9 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
         GraphError: a runtime rejects the float graph.
     """
     plan = conversion.plan
+    layers = layers or [pattern.layer for pattern in plan.patterns]
     sizes = policy.FRACTION_RUNS, policy.FRACTION_VALUES, policy.TRIAL_RUNS
-    limit = _limit_runs(conversion, reference, len(plan.patterns), policy.MAX_FRACTION_MACS)
+    limit = _limit_runs(conversion, reference, len(layers), policy.MAX_FRACTION_MACS)
     num_runs = min(count_runs(reference.outputs, reference.states, *sizes), limit)
     if not num_runs:
         return {}
@@ -84,11 +93,11 @@ def measure_noise_fractions(conversion: Conversion, reference: FloatReference, o
         if not total:
             return {}
         fractions = {}
-        for number, pattern in enumerate(plan.patterns):
-            options.on_progress(Progress("measuring the errors of the layers", number, len(plan.patterns)))
-            decisions = as_decisions({pattern.layer: "to measure its noise"}, ERROR)
+        for number, layer in enumerate(layers):
+            options.on_progress(Progress("measuring the errors of the layers", number, len(layers)))
+            decisions = as_decisions({each: "to measure its noise" for each in (layer, other) if each}, ERROR)
             without = probe.switched.switches(conversion.decide(decisions).plan)
-            fractions[pattern.layer] = 1 - probe.noise(without) / total
+            fractions[layer] = 1 - probe.noise(without) / total
     return dict(sorted(fractions.items(), key=lambda item: -item[1]))
 
 

@@ -119,15 +119,53 @@ def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> di
 def _exclude_noisy_pair(
     conversion: Conversion, causes: Mapping[str, tuple[float, str]], trials: Trials, options: Options
 ) -> Conversion:
-    """Return the conversion without the two layers that cause most of the noise if that reduces the loss.
+    """Return the conversion without the noisiest layer and one next to it if that reduces the loss.
 
     If the outputs of layers are quantized before a float activation, a tensor between two layers is rounded twice: one
     float layer removes only one of the two errors.
     """
     if not conversion.plan.scheme.quantize_outputs or len(causes) <= 1 or trials.is_good(conversion):
         return conversion
-    reasons = {layer: reason for layer, (_, reason) in islice(causes.items(), 2)}
-    return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
+    first, neighbors = next(iter(causes)), _find_neighbors(conversion, next(iter(causes)))
+    try:
+        fractions = measure_noise_fractions(conversion, trials.samples, options, neighbors, first) if neighbors else {}
+    except QuantkitError as error:
+        trials.report_failure(error)
+        return conversion
+    second, fraction = next(iter(fractions.items()), ("", 0.0))
+    if fraction < policy.MIN_NOISE_FRACTION:
+        return conversion
+    reason = f"the int8 forms of the layer and of one next to it cause {fraction:.0%} of the noise of the outputs"
+    return _try_float(conversion, dict.fromkeys((first, second), reason), policy.MAX_FLOAT_LOSS, trials, options)
+
+
+def _find_neighbors(conversion: Conversion, layer: str) -> list[str]:
+    """Return the int8 layers that a path without another layer connects with a layer."""
+    graph, pattern_of = conversion.graph, conversion.plan.pattern_of
+    neighbors: dict[str, None] = {}
+
+    def visit(name: str, *, is_forward: bool) -> None:
+        stack, visited = [name], {name}
+        while stack:
+            node = graph[stack.pop()]
+            near = (
+                [use.node.name for use in graph.node_uses.get(node.name, ())]
+                if is_forward
+                else ([edge.node for edge in node.inputs if edge.node])
+            )
+            for other in near:
+                if other in visited:
+                    continue
+                visited.add(other)
+                pattern = pattern_of.get(other)
+                if pattern is None or pattern.layer == layer:
+                    stack.append(other)
+                else:
+                    neighbors[pattern.layer] = None
+
+    visit(layer, is_forward=True)
+    visit(layer, is_forward=False)
+    return list(neighbors)
 
 
 def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:

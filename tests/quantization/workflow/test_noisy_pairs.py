@@ -1,0 +1,65 @@
+"""Layers that share a tensor that is rounded twice become float together."""
+
+from collections.abc import Collection, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quantkit.ir.text import from_text
+from quantkit.quantization import Scheme, annotate
+from quantkit.quantization.ranges import Range, Ranges
+from quantkit.quantization.workflow import lossy_layers
+from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.lossy_layers import exclude_noisy_layers
+from quantkit.quantization.workflow.options import Options
+
+TEXT = """
+    inputs: x
+    outputs: y
+    x = Placeholder[1x8x8x4]()
+    w1 = Const[3x3x4x4]()
+    c1 = Conv2D(x, w1, T=float, strides=[1, 1, 1, 1], padding=SAME)
+    s1 = Sigmoid(c1, T=float)
+    m1 = Mul(c1, s1, T=float)
+    w2 = Const[3x3x4x4]()
+    c2 = Conv2D(m1, w2, T=float, strides=[1, 1, 1, 1], padding=SAME)
+    r2 = Relu(c2, T=float)
+    w3 = Const[1x1x4x4]()
+    c3 = Conv2D(r2, w3, T=float, strides=[1, 1, 1, 1], padding=SAME)
+    r3 = Relu(c3, T=float)
+    w4 = Const[1x1x4x4]()
+    y = Conv2D(r3, w4, T=float, strides=[1, 1, 1, 1], padding=SAME)
+"""
+NEIGHBORS = {"c1": {"c2"}, "c2": {"c1", "c3"}, "c3": {"c2", "y"}, "y": {"c3"}}
+
+
+@pytest.mark.parametrize("first", NEIGHBORS)
+@pytest.mark.parametrize("fraction", [0.6, 0.1])
+def test_the_noisiest_layer_is_tried_with_its_noisiest_neighbor(
+    first: str, fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = from_text(TEXT)
+    plan = annotate(graph, Scheme.for_target("litert"))
+    conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0))))
+    measured, tried = [set[str]()], list[set[str]]()
+
+    def measure(*arguments: Any) -> dict[str, float]:
+        if len(arguments) == 3:
+            return {first: 0.2} | {layer: 0.1 for layer in NEIGHBORS if layer != first}
+        layers: Collection[str] = arguments[3]
+        assert arguments[4] == first
+        measured[0] = set(layers)
+        return {layer: fraction - 0.01 * number for number, layer in enumerate(sorted(layers))}
+
+    def is_better(alternative: Conversion, present: Conversion, max_loss: float, layers: Iterable[str]) -> bool:
+        tried.append(set(layers))
+        return True
+
+    monkeypatch.setattr(lossy_layers, "measure_noise_fractions", measure)
+    trials: Any = SimpleNamespace(is_good=lambda conversion: False, samples=None, is_better=is_better)
+    result = exclude_noisy_layers(conversion, trials, Options(None))
+    assert measured == [NEIGHBORS[first]]
+    pair = {first, min(NEIGHBORS[first])}
+    assert tried == ([pair] if fraction > 0.25 else [])
+    assert result.plan.pattern_of.keys() & NEIGHBORS.keys() == NEIGHBORS.keys() - (pair if tried else set())
