@@ -114,29 +114,29 @@ def test_layers_of_a_drifting_model_stay_float(monkeypatch: pytest.MonkeyPatch) 
     assert any("accumulate" in reason for reason in result.plan.float_fallbacks.values())
 
 
-def test_the_noise_of_layers_is_measured_if_states_have_no_axis_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    fractions: list[dict[str, float]] = []
+@pytest.fixture
+def fractions(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """Fractions of each measurement, which no model is too good for."""
+    measured: list[dict[str, float]] = []
 
     def measure(*arguments: Any) -> dict[str, float]:
-        fractions.append(measure_noise_fractions(*arguments))
-        return fractions[-1]
+        measured.append(measure_noise_fractions(*arguments))
+        return measured[-1]
 
     monkeypatch.setattr(lossy_layers, "measure_noise_fractions", measure)
     monkeypatch.setattr(policy, "GOOD_STATE_ERROR", 0.0)
+    return measured
+
+
+def test_the_noise_of_layers_is_measured_if_states_have_no_axis_of_samples(fractions: list[dict[str, float]]) -> None:
     feeds = [{**each, "h": each["h"][0]} for each in record(40)[0]]
     qk.quantize(network((SIZE,)), feeds, runs=0)
     assert fractions[0].keys() == {"a", "y"}
 
 
-def test_the_noise_of_layers_does_not_depend_on_the_time_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    fractions: list[dict[str, float]] = []
-
-    def measure(*arguments: Any) -> dict[str, float]:
-        fractions.append(measure_noise_fractions(*arguments))
-        return fractions[-1]
-
-    monkeypatch.setattr(lossy_layers, "measure_noise_fractions", measure)
-    monkeypatch.setattr(policy, "GOOD_STATE_ERROR", 0.0)
+def test_the_noise_of_layers_does_not_depend_on_the_time_of_a_run(
+    fractions: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     feeds, _ = record(40)
     quantized = [qk.quantize(network(), feeds, runs=0).plan.float_fallbacks]
     hours = count(step=3600)
