@@ -1,6 +1,6 @@
 """Float fallbacks for layers that lose precision, if the outputs are then nearer to the float model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from math import ceil
 
@@ -101,11 +101,7 @@ def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> di
     Raises:
         GraphError: no runtime can run the float graph.
     """
-    try:
-        fractions = measure_noise_fractions(conversion, trials.samples, options)
-    except UnavailableError:
-        fractions = {}
-    if fractions:
+    if fractions := _measure_fractions(conversion, trials, options):
         return {
             layer: (fraction, f"the int8 form of the layer causes {max(fraction, 0):.0%} of the noise of the outputs")
             for layer, fraction in fractions.items()
@@ -114,6 +110,16 @@ def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> di
         layer: (1.0, f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB")
         for layer, sqnr in _noisiest_layers(conversion)
     }
+
+
+def _measure_fractions(
+    conversion: Conversion, trials: Trials, options: Options, layers: Collection[str] = (), other: str | None = None
+) -> dict[str, float]:
+    """Return the result of `measure_noise_fractions`, empty where the noise of the outputs is not measured."""
+    try:
+        return measure_noise_fractions(conversion, trials.samples, options, layers, other)
+    except UnavailableError:
+        return {}
 
 
 def _exclude_noisy_pair(
@@ -126,17 +132,22 @@ def _exclude_noisy_pair(
     """
     if not conversion.plan.scheme.quantize_outputs or len(causes) <= 1 or trials.is_good(conversion):
         return conversion
-    first, neighbors = next(iter(causes)), _find_neighbors(conversion, next(iter(causes)))
+    first, second = islice(causes, 2)
+    neighbors = _find_neighbors(conversion, first)
     try:
-        fractions = measure_noise_fractions(conversion, trials.samples, options, neighbors, first) if neighbors else {}
+        fractions = _measure_fractions(conversion, trials, options, neighbors, first) if neighbors else {}
     except QuantkitError as error:
         trials.report_failure(error)
         return conversion
-    second, fraction = next(iter(fractions.items()), ("", 0.0))
+    # Without a measurement, the two noisiest layers are tried.
+    second, fraction = next(iter(fractions.items()), (second, causes[second][0]))
     if fraction < policy.MIN_NOISE_FRACTION:
         return conversion
-    reason = f"the int8 forms of the layer and of one next to it cause {fraction:.0%} of the noise of the outputs"
-    return _try_float(conversion, dict.fromkeys((first, second), reason), policy.MAX_FLOAT_LOSS, trials, options)
+    reasons = {layer: causes[layer][1] for layer in (first, second)}
+    if fractions:
+        reason = f"the int8 forms of the layer and of one next to it cause {fraction:.0%} of the noise of the outputs"
+        reasons = dict.fromkeys(reasons, reason)
+    return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
 
 
 def _find_neighbors(conversion: Conversion, layer: str) -> list[str]:

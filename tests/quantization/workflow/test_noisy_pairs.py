@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quantkit.errors import UnavailableError
 from quantkit.ir.text import from_text
 from quantkit.quantization import Scheme, annotate
 from quantkit.quantization.ranges import Range, Ranges
@@ -45,7 +46,7 @@ def test_the_noisiest_layer_is_tried_with_its_noisiest_neighbor(
     measured, tried = [set[str]()], list[set[str]]()
 
     def measure(*arguments: Any) -> dict[str, float]:
-        if len(arguments) == 3:
+        if not arguments[3]:
             return {first: 0.2} | {layer: 0.1 for layer in NEIGHBORS if layer != first}
         layers: Collection[str] = arguments[3]
         assert arguments[4] == first
@@ -63,3 +64,26 @@ def test_the_noisiest_layer_is_tried_with_its_noisiest_neighbor(
     pair = {first, min(NEIGHBORS[first])}
     assert tried == ([pair] if fraction > 0.25 else [])
     assert result.plan.pattern_of.keys() & NEIGHBORS.keys() == NEIGHBORS.keys() - (pair if tried else set())
+
+
+def test_the_two_noisiest_layers_are_tried_if_the_noise_of_the_outputs_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = from_text(TEXT)
+    plan = annotate(graph, Scheme.for_target("litert"))
+    sqnr = {pattern.input: ratio for pattern, ratio in zip(plan.patterns, (30.0, 10.0, 40.0, 20.0), strict=True)}
+    conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)), sqnr=sqnr))
+    tried: list[set[str]] = []
+
+    def measure(*arguments: Any) -> dict[str, float]:
+        raise UnavailableError("the sizes of an output depend on values")
+
+    def is_better(alternative: Conversion, present: Conversion, max_loss: float, layers: Iterable[str]) -> bool:
+        tried.append(set(layers))
+        return len(tried[-1]) == 2
+
+    monkeypatch.setattr(lossy_layers, "measure_noise_fractions", measure)
+    trials: Any = SimpleNamespace(is_good=lambda conversion: False, samples=None, is_better=is_better)
+    exclude_noisy_layers(conversion, trials, Options(None))
+    noisiest = [plan.patterns[index].layer for index in (1, 3)]
+    assert tried[-1] == set(noisiest)
