@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,9 +124,10 @@ def test_uniform_values_keep_their_range() -> None:
         assert high > 0.98
 
 
-def test_a_sample_of_a_large_array_contains_all_channels() -> None:
-    values = np.zeros((1, 64, 64, 32), np.float32)
-    values[..., 5] = 3.0
+@pytest.mark.parametrize("channel", [(..., 5), (0, 31)])
+def test_a_sample_of_a_large_array_contains_all_channels(channel: tuple[Any, ...]) -> None:
+    values = np.zeros((1, 32, 112, 112) if channel[0] == 0 else (1, 64, 64, 32), np.float32)
+    values[channel] = 3.0
     observer = Entropy(UNSIGNED)
     for _ in range(3):
         observer.observe(values)

@@ -19,7 +19,7 @@ class _ErrorSearch(HistogramObserver):
 
     Args:
         spec: number format of the quantized values.
-        samples: number of values of each array that are counted.
+        samples: least number of values of each larger array that are counted.
     """
 
     def __init__(self, spec: Spec = AFFINE, samples: int = SAMPLES) -> None:

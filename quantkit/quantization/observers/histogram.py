@@ -11,7 +11,8 @@ from quantkit.quantization.observers.observer import MinMax, State, float32_rang
 from quantkit.quantization.ranges import Range
 
 BINS = 2048
-# Values of each array that the histogram counts: with a hundred images, close to a million for each edge.
+# Least number of values of each larger array that the histogram counts: with a hundred images, about a million for each
+# edge.
 SAMPLES = 1 << 13
 # Strides of the sample: coprime to usual channel counts, so that a sample contains all channels.
 STRIDES = np.array([1, 2, 3, 5, 7, 11, 13, 17, 23, 31, 41, 53, 71, 97, 127, 167, 223, 293, 389, 521, 691, 919, 1223])
@@ -115,7 +116,7 @@ class HistogramObserver(MinMax):
     """Exact extremes, and a histogram of a sample of the values.
 
     Args:
-        samples: number of values of each array that are counted.
+        samples: least number of values of each larger array that are counted.
     """
 
     def __init__(self, samples: int = SAMPLES) -> None:
@@ -128,9 +129,9 @@ class HistogramObserver(MinMax):
         flat = values.reshape(-1)
         step = int(STRIDES[np.searchsorted(STRIDES, max(flat.size // self.samples, 1), side="right") - 1])
         if step > 1:
-            # Each array is sampled from another first value, so that together all positions are sampled.
+            # Each array is sampled from another first value to its end, so that together all positions are sampled.
             self._phase += 1
-            flat = flat[self._phase % step : self._phase % step + step * self.samples : step]
+            flat = flat[self._phase % step :: step]
         self.histogram.add(flat)
 
     def range(self) -> Range:
@@ -157,7 +158,7 @@ class Percentile(HistogramObserver):
 
     Args:
         percent: percentage inside the range, in (50, 100].
-        samples: number of values of each array that are counted.
+        samples: least number of values of each larger array that are counted.
     """
 
     def __init__(self, percent: float = 99.99, samples: int = SAMPLES) -> None:
