@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import prod
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,10 @@ Floats = npt.NDArray[np.float32]
 # Scales that a channel with unsafe pairs tries: 0 is that of its largest weight, 1 that which limits no pair. Errors of
 # many weights depend less on the scale, and take longer to compute.
 PAIR_SCALES, FEW_PAIR_SCALES, MANY_WEIGHTS = (*np.linspace(0, 1.5, 31),), (*np.linspace(0, 1.5, 11),), 2**17
-# Scales by constant: a model is quantized a few times before its file is written, with the same weights. The number is
-# that of the constants of large models.
-_PAIR_SCALES: dict[tuple[object, ...], Floats] = {}
-MOST_PAIR_SCALES = 4096
+# Parameters by constant: a model is quantized a few times before its file is written, with the same weights. The number
+# is that of the constants of large models.
+_OF_WEIGHTS: dict[tuple[object, ...], Any] = {}
+MOST_CONSTANTS = 4096
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,17 @@ class QuantizationParameters:
             values: the constant, finite.
             parts: scales that a channel with unsafe pairs tries, see `PAIR_SCALES`; empty for the default.
         """
+        key = (cls, spec, tuple(parts), values.shape, values.dtype, blake2b(values.tobytes()).digest())
+        parameters: Self | None = _OF_WEIGHTS.get(key)  # another thread may clear the table at any time
+        if parameters is None:
+            parameters = cls._of_weights(spec, values, parts)
+            if len(_OF_WEIGHTS) >= MOST_CONSTANTS:
+                _OF_WEIGHTS.clear()
+            _OF_WEIGHTS[key] = parameters
+        return parameters
+
+    @classmethod
+    def _of_weights(cls, spec: Spec, values: Array, parts: Sequence[float]) -> Self:
         if not (spec.per_channel and spec.axes):
             return cls.of_limits(spec, values.min(initial=0), values.max(initial=0))._for_pairs(values, parts)
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
@@ -101,18 +112,6 @@ class QuantizationParameters:
         spec = self.spec
         if not spec.pair_axes or not values.size:
             return self
-        digest = blake2b(values.tobytes()).digest()
-        key = (spec, self.scale.tobytes(), tuple(parts), values.shape, values.dtype, digest)
-        scale = _PAIR_SCALES.get(key)  # another thread may clear the table at any time
-        if scale is None:
-            scale = self._find_pair_scales(values, parts)
-            if len(_PAIR_SCALES) >= MOST_PAIR_SCALES:
-                _PAIR_SCALES.clear()
-            _PAIR_SCALES[key] = scale
-        return replace(self, scale=scale)
-
-    def _find_pair_scales(self, values: Array, parts: Sequence[float]) -> Floats:
-        spec = self.spec
         rest = tuple(axis for axis in range(values.ndim) if axis not in spec.axes)
         ratio = np.maximum(self._find_pair_sums(values).max(rest).reshape(self.scale.shape) / MAX_SUM, 1.0)
         best, least = self.scale, np.full(self.scale.shape, np.inf)
@@ -127,7 +126,7 @@ class QuantizationParameters:
             is_better = error < least
             least = np.where(is_better, error, least)
             best = np.where(is_better, larger.scale, best)
-        return best
+        return replace(self, scale=best)
 
     @classmethod
     def of_limits(cls, spec: Spec, low: npt.ArrayLike, high: npt.ArrayLike) -> Self:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,6 +39,15 @@ def test_weights_have_a_scale_for_each_channel() -> None:
     quantized = parameters.quantize(values)
     assert quantized.dtype == np.int8
     assert (quantized.min(), quantized.max()) >= (-127, 127)
+
+
+def test_the_parameters_of_equal_constants_are_computed_once() -> None:
+    spec = Spec.parse("qint8 symmetric per_channel axes=1 pairs=0")
+    values = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    parameters = QuantizationParameters.of_weights(spec, values)
+    assert QuantizationParameters.of_weights(spec, values.copy()) is parameters
+    assert QuantizationParameters.of_weights(replace(spec, pair_axes=()), values).scale.max() < parameters.scale.max()
+    assert QuantizationParameters.of_weights(spec, 2 * values).scale == pytest.approx(2 * parameters.scale)
 
 
 def test_depthwise_channels_have_two_dimensions() -> None:

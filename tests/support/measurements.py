@@ -61,19 +61,20 @@ def make_measurement(seconds: Sequence[float], blocks: int = 1, processes: int =
     )
 
 
-def make_latency(milliseconds: Mapping[str, float], spread: float = 0.0) -> Latency:
-    """Return latencies with 5 processes each.
+def make_latency(milliseconds: Mapping[str, float], spread: float = 0.0, processes: int = 5) -> Latency:
+    """Return latencies with their confidence intervals.
 
     Args:
         milliseconds: median of each row by ``float RUNTIME`` or ``int8 RUNTIME``.
         spread: relative difference between processes of int8.
+        processes: number of processes of each row, at most 5.
     """
-    factors = [1, 1 + spread, 1 - spread / 2, 1 + spread / 2, 1 - spread / 3]
+    factors = [1, 1 + spread, 1 - spread / 2, 1 + spread / 2, 1 - spread / 3][:processes]
     rows = []
     for name, value in milliseconds.items():
         label, runtime = name.split()
         seconds = [value / 1e3 * (factor if label == INT8 else 1) for factor in factors for _ in range(4)]
-        measurement = make_measurement(seconds, 10, 5, model=label, runtime=runtime)
+        measurement = make_measurement(seconds, 2 * processes, processes, model=label, runtime=runtime)
         rows.append(BenchmarkRow(label, runtime, measurement))
     return Latency(Benchmark(tuple(rows)))
 

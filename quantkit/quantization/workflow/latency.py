@@ -12,7 +12,6 @@ from quantkit.benchmark.results.report import BenchmarkRow
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
-from quantkit.benchmark.statistics.student import LOOKS
 from quantkit.errors import UnavailableError
 from quantkit.facts import join_names
 from quantkit.ir.graph import Graph
@@ -131,14 +130,13 @@ def _with_shapes(candidate: Candidate, shapes: Mapping[str, tuple[int, ...]]) ->
 
 
 def _compare(result: Benchmark) -> tuple[Speedup, ...]:
-    """Return the speed-ups that more processes shall make clear.
+    """Return the speed-ups that more processes shall make clear: that of the fastest runtimes, or all while it is not.
 
-    After the first look, only that of the fastest runtimes counts: in another runtime, float and int8 may be about
-    equal, which no number of processes would show.
+    In another runtime, float and int8 may be about equal, which no number of processes would show.
     """
     latency = Latency(result)
-    overall, count = latency.overall, max((each.processes for each in latency.speedups), default=0)
-    return (overall,) if overall is not None and overall.is_clear and count >= LOOKS[0] else latency.speedups
+    overall = latency.overall
+    return (overall,) if overall is not None and overall.is_clear else latency.speedups
 
 
 def _unclear_rows(latency: Latency) -> list[BenchmarkRow]:

@@ -35,12 +35,12 @@ def test_further_processes_measure_the_rows_of_unclear_speedups(
 
 
 @pytest.mark.parametrize(
-    ("openvino", "num_compared"),
-    [(0.3, 1), (2.9, 3)],
+    ("openvino", "processes", "num_compared"),
+    [(0.3, 5, 1), (2.9, 5, 3), (0.3, 3, 1), (1.5, 3, 3), (1.5, 5, 1)],
 )
-def test_the_fastest_runtimes_end_the_comparison_of_all(openvino: float, num_compared: int) -> None:
+def test_the_fastest_runtimes_end_the_comparison_of_all(openvino: float, processes: int, num_compared: int) -> None:
     milliseconds = {"float openvino": 3.0, "int8 openvino": openvino, "float litert": 3.0, "int8 litert": 2.98}
-    result = make_latency(milliseconds, spread=0.2).benchmark
+    result = make_latency(milliseconds, 0.2, processes).benchmark
     assert result is not None
     compared = _compare(result)
     assert len(compared) == num_compared
