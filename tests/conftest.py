@@ -52,8 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return a process per core for the whole suite, and none for selected files: the start takes seconds."""
-    return min(os.cpu_count() or 1, 4) if config.args == config.getini("testpaths") else 0
+    """Return one process more than cores for the whole suite, at most 4, and none for selected files.
+
+    Many tests sleep or start other processes, and leave a core idle. The start of a process takes seconds.
+    """
+    return min((os.cpu_count() or 1) + 1, 4) if config.args == config.getini("testpaths") else 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

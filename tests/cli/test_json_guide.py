@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from quantkit.benchmark import diagnosis
+from quantkit.runtimes import find_runtime
+
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = ROOT / "assets" / "guides" / "json.md"
 HELD_OUT = str(ROOT / "assets" / "digits_heldout.npz")
@@ -38,14 +41,17 @@ COMMANDS = [
     ("compare", ("compare_graphs", "d.pb", "e.pb")),
     ("classify", ("classify", "--model", "digits", DIGIT, "--runtime", "reference")),
     ("classify", ("label_image", "--graph=d.pb", f"--image={DIGIT}", *MODEL, *SIZES)),
-    ("benchmark", ("benchmark", "d.pb@reference", "digits@reference", "--runs", "3", "--processes", "1")),
+    (
+        "benchmark",
+        ("benchmark", "d.pb@reference", "digits@reference", "--runs", "3", "--warmup", "1", "--processes", "1"),
+    ),
     ("benchmark", ("benchmark", "d.pb@reference", "--runs", "3", "--warmup", "1", "--save", "s.json")),
     ("benchmark", ("benchmark", "d.pb@reference", "--runs", "3", "--warmup", "1", "--baseline", "s.json")),
     (
         "benchmark",
         ("benchmark", "digits@reference", "--precision", "float32,bfloat16", "--runs", "1", "--processes", "1"),
     ),
-    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "4s")),
+    ("benchmark --sweep", ("benchmark", "d.pb@reference", "--sweep", "--time-budget", "2s")),
     ("summarize", ("summarize", "digits")),
     ("summarize", ("summarize_graph", "--in_graph=d.pb")),
     ("data pack", ("data", "pack", HELD_OUT, "-o", "shards", "--workers", "1")),
@@ -164,6 +170,9 @@ def test_each_key_of_runtimes_is_documented(
     for module in ("onnxruntime", "tensorflow"):
         pytest.importorskip(module, reason=f"pip install {module}")
     monkeypatch.chdir(tmp_path)
+    # The guide for measurements runs the models in each runtime.
+    some = {name: find_runtime(name) for name in ("onnxruntime", "reference")}
+    monkeypatch.setattr(diagnosis, "runtimes", lambda: some)
     program = (
         "import tensorflow as tf\ndef numbers():\n    return tf.data.Dataset.range(9).map(lambda x: x * 2).batch(2)\n"
     )

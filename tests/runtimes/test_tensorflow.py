@@ -2,6 +2,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Edge, Graph, Node, Versions, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
-from quantkit.runtimes import open_session
+from quantkit.runtimes import open_session, tensorflow_library
 from quantkit.runtimes.session import SessionOptions
 from quantkit.runtimes.tensorflow import RUNTIME
 from quantkit.runtimes.tensorflow_library import translate_error
@@ -182,14 +183,17 @@ def test_bytes_of_a_broken_message_are_an_error_of_the_graph() -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN is for x86 processors")
 @pytest.mark.parametrize(("variables", "expected"), [({}, "1"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "0")])
-def test_onednn_is_enabled_unless_the_user_disables_it(variables: dict[str, str], expected: str) -> None:
-    program = (
-        "import os; from quantkit.runtimes import tensorflow_library; tensorflow_library.import_tensorflow(); "
-        "print(os.environ['TF_ENABLE_ONEDNN_OPTS'])"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"} | variables
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert result.stdout == f"{expected}\n"
+def test_onednn_is_enabled_unless_the_user_disables_it(
+    variables: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow reads the variable when it is imported."""
+    others = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
+    monkeypatch.setattr(os, "environ", others | variables)
+    (tmp_path / "tensorflow.py").write_text("import os\nvalue = os.environ.get('TF_ENABLE_ONEDNN_OPTS')\n")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    del sys.modules["tensorflow"]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tensorflow_library.import_tensorflow().value == expected
 
 
 @pytest.mark.engine
@@ -198,7 +202,7 @@ def test_a_session_imports_only_its_parts_and_the_package_can_follow() -> None:
 import sys
 import numpy as np
 from quantkit.ir.text import from_text
-from quantkit.runtimes import open_session
+from quantkit.runtimes import open_session, tensorflow_library
 
 graph = from_text("inputs: x\\noutputs: y\\nx = Placeholder[2]()\\ny = Relu(x, T=float)")
 with open_session(graph, "tensorflow") as session:

@@ -79,6 +79,10 @@ def run_file(path: Path, runtime: str) -> Array:
 def train(model: Any) -> Any:
     """Train a model with 8 batches, and return it."""
     model.compile("adam", "mse")
+    return fit(model)
+
+
+def fit(model: Any) -> Any:
     model.fit(IMAGES, np.eye(2)[CLASSES], batch_size=25, verbose=0, callbacks=training.callbacks(model))
     return model
 
@@ -97,9 +101,9 @@ def test_int8_file_has_the_outputs_of_the_trained_simulation(target: str, tmp_pa
     assert losses[-1] < losses[0]
     result = qk.quantize(model, held_out=IMAGES, runs=0)
     path = result.save(tmp_path / f"model{result.conversion.target.suffixes[0]}")
-    simulated, computed = model.predict(IMAGES, verbose=0), run_file(path, RUNTIMES[target])
+    simulated, computed = model(IMAGES).numpy(), run_file(path, RUNTIMES[target])
     assert np.mean(simulated.argmax(-1) == computed.argmax(-1)) >= 0.995
-    untrained = network().predict(IMAGES, verbose=0)
+    untrained = network()(IMAGES).numpy()
     error, change = (np.sqrt(np.mean((values - computed) ** 2)) for values in (simulated, untrained))
     assert error < 0.1 * change, "the file has the trained weights, not those of the float model"
     assert result.report.accuracy.metrics is not None
@@ -151,7 +155,7 @@ def test_weights_are_saved_and_the_whole_model_is_not(tmp_path: Path) -> None:
     model.save_weights(tmp_path / "model.weights.h5")
     restored = training.quantization_aware(network(), calibration=IMAGES[:50])
     restored.load_weights(tmp_path / "model.weights.h5")
-    np.testing.assert_array_equal(restored.predict(IMAGES, verbose=0), model.predict(IMAGES, verbose=0))
+    np.testing.assert_array_equal(restored(IMAGES).numpy(), model(IMAGES).numpy())
     with pytest.raises(UsageError, match="saved by its weights"):
         model.save(tmp_path / "model.keras")
     restored.weights[0].assign(np.full(restored.weights[0].shape, np.nan))
@@ -249,7 +253,7 @@ def test_zeros_stay_and_constraints_of_the_model_apply() -> None:
     pruned = training.prune(network(), 0.5)
     train(pruned)
     zeros = {name: kernel == 0 for name, kernel in kernels(pruned).items()}
-    train(pruned)
+    fit(pruned)
     for name, kernel in kernels(pruned).items():
         np.testing.assert_array_equal(kernel == 0, zeros[name])
     norms = np.sqrt(np.sum(kernels(pruned)["conv"] ** 2, 0))
