@@ -1,7 +1,10 @@
-"""Cores of this process, and the affinity of its threads."""
+"""Cores of this process, the affinity of its threads, and its end with its parent."""
 
+import ctypes
 import os
 import re
+import signal
+import sys
 from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -13,6 +16,7 @@ from quantkit.errors import UnavailableError
 _CPU_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 _THREADS = Path("/proc/self/task")
+_SET_PARENT_DEATH_SIGNAL = 1
 
 
 def available_cpus() -> tuple[int, ...]:
@@ -88,3 +92,10 @@ def restrict_threads(cpus: Set[int], threads: Set[int] | None = None) -> None:
 def _threads() -> frozenset[int]:
     """Return the identifiers of the threads of this process; empty if the system does not list them."""
     return frozenset(int(path.name) for path in _THREADS.iterdir()) if _THREADS.exists() else frozenset()
+
+
+def end_with_parent(name: str = "SIGKILL") -> None:
+    """Ask Linux to send this process a signal when its parent ends; SIGKILL ends it even while it is halted."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, getattr(signal, name))

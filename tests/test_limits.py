@@ -12,7 +12,6 @@ from function_graphs import argument, call
 
 import quantkit as qk
 from quantkit.benchmark.sampling import feeds
-from quantkit.data.random_inputs import random_arrays
 from quantkit.errors import GraphError, UsageError
 from quantkit.evaluation import compare
 from quantkit.formats import graphdef, save
@@ -26,6 +25,7 @@ from quantkit.ops.onnx import kernels as onnx_kernels
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes import open_session
+from quantkit.runtimes.random_inputs import random_arrays
 from quantkit.runtimes.session import TensorInfo
 from quantkit.transforms.plugins import find_transform
 

@@ -18,7 +18,6 @@ from quantkit.data import (
 )
 from quantkit.data.inference import unify_bases
 from quantkit.data.preparation import describe_rates
-from quantkit.data.random_inputs import Sizes, find_random_inputs, random_arrays
 from quantkit.errors import UsageError
 from quantkit.evaluation.accuracy import require_images
 from quantkit.evaluation.opened_model import describe_assumption
@@ -27,6 +26,7 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.limits import check_size
 from quantkit.model import Model
 from quantkit.progress import OnMessage
+from quantkit.runtimes.random_inputs import Sizes, find_random_inputs, random_arrays
 from quantkit.runtimes.session import Session, TensorInfo
 
 Feeds = Mapping[str, Array]

@@ -4,7 +4,6 @@ The command has the standard input of the monitor. Both of its outputs go to sta
 has the report only. A signal to the monitor is forwarded to the command, and the command ends with the monitor.
 """
 
-import ctypes
 import os
 import select
 import signal
@@ -12,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from time import monotonic
 from types import FrameType
 
+from quantkit.cores import end_with_parent
 from quantkit.errors import InputError, UnavailableError, UsageError
 from quantkit.monitor import markers
 from quantkit.monitor.agent import PIPELINE_VARIABLE
@@ -27,7 +28,6 @@ FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 GRACE_SECONDS = 10.0
 # Files of this package that Python jobs import, by the name of the module there.
 _HOOKS = {"agent.py": "sitecustomize", "markers.py": "quantkit_markers", "pipeline.py": "quantkit_pipeline"}
-_SET_PARENT_DEATH_SIGNAL = 1
 
 OnOutput = Callable[[bytes], None]
 
@@ -57,7 +57,7 @@ class Job:
                 stdout=subprocess.PIPE if on_output else 2,
                 stderr=subprocess.STDOUT if on_output else None,
                 env={**os.environ, **environment},
-                preexec_fn=_end_with_parent,
+                preexec_fn=partial(end_with_parent, "SIGTERM"),
             )
         except OSError as error:
             reason = os.strerror(error.errno or 0).lower()
@@ -184,12 +184,6 @@ def job_environment(folder: Path, pipeline: str = "", mode: str = "") -> dict[st
         "PYTHONPATH": os.pathsep.join(paths),
         **{name: value for name, value in values.items() if value},
     }
-
-
-def _end_with_parent() -> None:
-    """Make the kernel end this process when the monitor is killed; runs in the child before the command."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _is_foreground() -> bool:

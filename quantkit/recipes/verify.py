@@ -15,7 +15,6 @@ import numpy as np
 
 from quantkit.data import Dataset, InputPipeline, as_dataset, batches
 from quantkit.data.pipeline import rank_of
-from quantkit.data.random_inputs import Sizes, find_compared_integers, find_random_inputs, random_arrays
 from quantkit.errors import CheckError, GraphError, QuantkitError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array, DType
@@ -26,6 +25,7 @@ from quantkit.recipes.outputs import MIN_COSINE, NEXT, compare, widen
 from quantkit.recipes.rounding import ULP, in_double, last_inputs, move_arrays, new_constants, rounding_ratio
 from quantkit.runtimes import AUTO, REFERENCE, find_runtime, observing_runtime, open_session, runtimes
 from quantkit.runtimes.fixed_sizes import EXPORT, describe_fixed_sizes, fixed_sizes
+from quantkit.runtimes.random_inputs import Sizes, find_compared_integers, find_random_inputs, random_arrays
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
 from quantkit.transforms.registry import Claim
 

@@ -1,13 +1,12 @@
 """Child processes: their end with the parent, their log, and the reason of their end."""
 
-import ctypes
 import os
 import re
 import signal
-import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from quantkit.cores import end_with_parent
 from quantkit.workers.service import ServiceSpec, WorkerResources, respond
 
 # The affinity is set before any library starts a thread, because threads inherit it.
@@ -56,15 +55,6 @@ def main() -> None:
             responses.send(respond(lambda: run(task)))  # noqa: B023  called at once
     if service is not None:
         service.close()
-
-
-def end_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, even while it is halted."""
-    if sys.platform != "linux":
-        return
-    set_parent_death_signal = 1
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def describe_exit(code: int, log: str) -> tuple[str, str]:

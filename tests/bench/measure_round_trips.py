@@ -29,9 +29,9 @@ import quantkit as qk  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow  # noqa: E402
 from quantkit.convert.to_onnx import to_onnx_graph  # noqa: E402
-from quantkit.data.random_inputs import random_arrays  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
 from quantkit.runtimes import tensorflow  # noqa: E402
+from quantkit.runtimes.random_inputs import random_arrays  # noqa: E402
 
 LARGEST_ERROR = 1e-5
 NETWORKS: Mapping[str, Callable[[], Graph]] = {

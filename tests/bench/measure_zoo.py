@@ -30,13 +30,13 @@ from quantkit import formats  # noqa: E402
 from quantkit.benchmark import Benchmark, benchmark  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
 from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
-from quantkit.data.random_inputs import random_arrays  # noqa: E402
 from quantkit.errors import GraphError  # noqa: E402
 from quantkit.formats import graphdef  # noqa: E402
 from quantkit.ir.graph import Graph  # noqa: E402
 from quantkit.recipes import run  # noqa: E402
 from quantkit.recipes.named import find_recipe  # noqa: E402
 from quantkit.runtimes import tensorflow  # noqa: E402
+from quantkit.runtimes.random_inputs import random_arrays  # noqa: E402
 
 
 def build_graph(name: str, build: Path) -> Graph:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from zoo_graphs import BUILDERS, lstm, small_network, ssd
 
-from quantkit.data.random_inputs import random_arrays
 from quantkit.ir.graph import Graph
 from quantkit.recipes import run
 from quantkit.recipes.named import find_recipe
 from quantkit.runtimes import tensorflow
+from quantkit.runtimes.random_inputs import random_arrays
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
 # Network, and the maximum number of nodes in graph and functions after the recipe.

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantkit.data.random_inputs import random_arrays
 from quantkit.formats import load, onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array, DType, Shape
@@ -15,6 +14,7 @@ from quantkit.ops.onnx.shapes import count_macs
 from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.shape_inference import infer, infer_shapes
 from quantkit.runtimes import find_runtime, open_session
+from quantkit.runtimes.random_inputs import random_arrays
 from quantkit.runtimes.session import TensorInfo
 
 NETWORKS = sorted((Path(__file__).parents[2].parent / "shared" / "onnx_models").glob("*.onnx"))

@@ -8,7 +8,6 @@ import pytest
 
 import quantkit as qk
 import quantkit.transforms
-from quantkit.data.random_inputs import random_arrays
 from quantkit.errors import CheckError, GraphError, UnavailableError, UsageError
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
@@ -18,6 +17,7 @@ from quantkit.recipes.outputs import compare
 from quantkit.recipes.trace import SKIP, node_changes
 from quantkit.recipes.verify import Verifier, make_verifier
 from quantkit.runtimes import open_session
+from quantkit.runtimes.random_inputs import random_arrays
 from quantkit.runtimes.session import Session, TensorInfo
 from quantkit.transforms.registry import REGISTRY
 from quantkit.transforms.registry import transform as register

@@ -9,13 +9,13 @@ import pytest
 from wrong_rewrites import NETWORKS, REWRITES, networks
 
 import quantkit as qk
-from quantkit.data.random_inputs import find_compared_integers
 from quantkit.errors import CheckError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Tensor
 from quantkit.ir.text import from_text
 from quantkit.recipes.named import RECIPES
 from quantkit.recipes.verify import Verifier, make_verifier
+from quantkit.runtimes.random_inputs import find_compared_integers
 
 SHARED = Path(__file__).parents[3] / "shared" / "onnx_models"
 

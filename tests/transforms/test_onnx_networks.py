@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantkit.data.random_inputs import random_arrays
 from quantkit.formats import load, onnx, save
 from quantkit.formats.onnx.values import parse_message
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.recipes import rewrite
 from quantkit.runtimes import find_runtime, open_session
+from quantkit.runtimes.random_inputs import random_arrays
 from quantkit.runtimes.session import TensorInfo
 
 pytestmark = [

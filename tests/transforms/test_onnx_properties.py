@@ -7,7 +7,6 @@ from hypothesis import assume, given, note, settings
 from network_graphs import damaged_graphs, network_graphs
 
 from quantkit.convert.tensorflow_to_onnx import convert
-from quantkit.data.random_inputs import random_arrays
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.check import verify
@@ -15,6 +14,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.text import to_text
 from quantkit.recipes import rewrite
 from quantkit.runtimes import find_runtime
+from quantkit.runtimes.random_inputs import random_arrays
 
 EXAMPLES = settings.default.max_examples if settings.default else 100
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from quantkit.data.random_inputs import INTEGERS, random_values
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.tensor import Array, Shape
+from quantkit.runtimes.random_inputs import INTEGERS, random_values
 from quantkit.runtimes.session import TensorInfo
 
 # Size of the dynamic dimensions in the example of a hint.

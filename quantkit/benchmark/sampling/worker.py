@@ -19,9 +19,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from quantkit.benchmark.sampling.end_to_end import EndToEndCall
 from quantkit.benchmark.sampling.feeds import seeded_feeds
 from quantkit.benchmark.sampling.sampler import (
     Call,
@@ -34,17 +33,19 @@ from quantkit.benchmark.sampling.sampler import (
     time_streams,
     warm_up,
 )
-from quantkit.cores import available_cpus, restrict_threads
-from quantkit.data.random_inputs import INTEGERS
+from quantkit.cores import available_cpus, end_with_parent, restrict_threads
 from quantkit.errors import GraphError, QuantkitError, UsageError
 from quantkit.ir.tensor import Array, Shape
 from quantkit.model import Model, load
 from quantkit.runtimes import AUTO, find_runtime, open_session
 from quantkit.runtimes.fixed_sizes import fixed_sizes
 from quantkit.runtimes.openmp import openmp_libraries
+from quantkit.runtimes.random_inputs import INTEGERS
 from quantkit.runtimes.session import Session, SessionOptions, TensorInfo
-from quantkit.workers.child import end_with_parent
 from quantkit.zoo.cards import ModelCard, list_cards
+
+if TYPE_CHECKING:
+    from quantkit.benchmark.sampling.end_to_end import EndToEndCall
 
 Document = dict[str, Any]
 
@@ -162,6 +163,8 @@ class _Worker:
         self._streams = streams
         self._batch = first.shape[0] if first is not None and first.ndim else 1
         if end_to_end and data is not None:
+            from quantkit.benchmark.sampling.end_to_end import EndToEndCall
+
             self._call = self._end_to_end = EndToEndCall(loaded, session, data, batch or 1, self._clock)
             self._batch = self._end_to_end.batch
         if first_call:

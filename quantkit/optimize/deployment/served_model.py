@@ -15,13 +15,13 @@ from quantkit.data.inference import infer_preprocessing
 from quantkit.data.inputs import ImageInput, takes_images
 from quantkit.data.labels import Labels
 from quantkit.data.preprocessing import Preprocessing
-from quantkit.data.random_inputs import find_random_inputs, random_arrays
 from quantkit.errors import GraphError, UsageError
 from quantkit.evaluation.classification import classify_images
 from quantkit.evaluation.opened_model import OpenedModel, open_model
 from quantkit.formats.kinds import kind_of
 from quantkit.ir.tensor import Array, DType
 from quantkit.model import Model, load
+from quantkit.runtimes.random_inputs import find_random_inputs, random_arrays
 from quantkit.runtimes.runtime import ISA_VARIABLE, ISAS
 from quantkit.runtimes.session import RuntimeVersion, SessionOptions, TensorInfo
 
