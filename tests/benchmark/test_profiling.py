@@ -312,11 +312,13 @@ def test_profile_of_the_worker_times_both_sessions(tiny_model: Path) -> None:
 
     requests = [
         Candidate("tiny", tiny_model, Settings("reference")).to_request(seed=0),
-        {"do": "profile", "pairs": 5, "seconds": 1.0, "warmup": 0},
+        {"do": "open_profile"},
+        {"do": "time_profile", "pairs": 5, "seconds": 1.0, "warmup": 0},
+        {"do": "read_profile"},
     ]
     responses: list[str] = []
     serve(map(json.dumps, requests), responses.append, scripted_clock([1.0] * (1 + 4 * LEAST_PAIRS)))
-    response = json.loads(responses[1])
+    response = json.loads(responses[-1])
     assert response["untraced_seconds"] == response["traced_seconds"] == [1.0] * LEAST_PAIRS
     assert response["ops"] == []
 

@@ -86,14 +86,15 @@ class TracedModels:
         Raises:
             UnavailableError: the runtime of a model cannot run it, or does not measure the time of ops.
         """
-        request = {"do": "profile", "pairs": MAX_PAIRS, "seconds": seconds, "warmup": WARMUP_PAIRS}
-        opened = self._open(candidates)
-        return [
-            tuple(_parse_calls(each, opened[index], response) for response in responses)
-            for index, (each, responses) in enumerate(
-                zip(candidates, self._ask(candidates, request, rounds), strict=True)
-            )
-        ]
+        request = {"do": "time_profile", "pairs": MAX_PAIRS, "seconds": seconds, "warmup": WARMUP_PAIRS}
+        opened, repetitions = self._open(candidates), []
+        workers = [self._workers[self._find(each)] for each in candidates]
+        for _ in range(rounds):
+            self._ask_together(workers, [{"do": "open_profile"}] * len(workers))
+            self._ask(candidates, request)
+            responses = self._ask_together(workers, [{"do": "read_profile"}] * len(workers))
+            repetitions.append([_parse_calls(*each) for each in zip(candidates, opened, responses, strict=True)])
+        return list(zip(*repetitions, strict=True))
 
     def time(self, candidates: Sequence[Candidate], rounds: int, calls: int) -> list[tuple[tuple[float, ...], ...]]:
         """Run models alternately, without a trace.
@@ -110,19 +111,23 @@ class TracedModels:
             UnavailableError: the runtime of a model cannot run it.
         """
         self._open(candidates)
-        responses = self._ask(candidates, {"do": "run", "samples": calls}, rounds)
-        return [tuple(tuple(response["seconds"]) for response in each) for each in responses]
+        responses = [self._ask(candidates, {"do": "run", "samples": calls}) for _ in range(rounds)]
+        return [tuple(tuple(response["seconds"]) for response in each) for each in zip(*responses, strict=True)]
 
     def _open(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
         """Open the models of all processes, and return the descriptions of these."""
         self.start(candidates)
         new = self._workers[len(self._opened) :]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # the imports of the runtimes overlap
-            responses = pool.map(lambda each: each[1].ask(each[0].to_request(seed=0), self._limit(OPEN_TIMEOUT)), new)
-            self._opened += [
-                _require_success(response, each) for response, (each, _) in zip(responses, new, strict=True)
-            ]
+        self._opened += self._ask_together(new, [each.to_request(seed=0) for each, _ in new])
         return [self._opened[self._find(each)] for each in candidates]
+
+    def _ask_together(
+        self, workers: Sequence[tuple[Candidate, WorkerProcess]], requests: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the response of each worker to its request, which times nothing: one per CPU runs at a time."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            responses = pool.map(lambda each, ask: each[1].ask(ask, self._limit(OPEN_TIMEOUT)), workers, requests)
+            return [_require_success(each, worker[0]) for each, worker in zip(responses, workers, strict=True)]
 
     def _limit(self, seconds: float) -> float:
         """Return the time limit of a response, which ends with that of all calls."""
@@ -131,14 +136,11 @@ class TracedModels:
     def _find(self, candidate: Candidate) -> int:
         return [each for each, _ in self._workers].index(candidate)
 
-    def _ask(self, candidates: Sequence[Candidate], request: dict[str, Any], rounds: int) -> list[list[dict[str, Any]]]:
-        """Return the responses of each model to a request that is sent in alternation."""
-        responses: list[list[dict[str, Any]]] = [[] for _ in candidates]
-        for _ in range(rounds):
-            for own, each in zip(responses, candidates, strict=True):
-                worker = self._workers[self._find(each)][1]
-                own.append(_require_success(worker.ask(request, self._limit(OPEN_TIMEOUT + TIMEOUT)), each))
-        return responses
+    def _ask(self, candidates: Sequence[Candidate], request: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the responses to a request to each worker, one after the other."""
+        workers = [self._workers[self._find(each)][1] for each in candidates]
+        responses = (worker.ask(request, self._limit(TIMEOUT)) for worker in workers)
+        return [_require_success(response, each) for response, each in zip(responses, candidates, strict=True)]
 
     def __enter__(self) -> Self:
         return self

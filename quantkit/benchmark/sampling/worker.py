@@ -4,7 +4,9 @@
     {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "peak_bytes": ..., ...}
     {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...], "calls": [...], ...}
     {"do": "describe"}                                 ->  {"build": [...], "telemetry": ...}
-    {"do": "profile", "pairs": 60, ...}                ->  {"ops": [{"name": ..., "precision": ..., ...}], ...}
+    {"do": "open_profile"}                             ->  {}
+    {"do": "time_profile", "pairs": 60, ...}           ->  {}
+    {"do": "read_profile"}                             ->  {"ops": [{"name": ..., "precision": ..., ...}], ...}
 
 The response to a failed request is {"error": {"message": ..., "hint": ..., "exit_code": ...}}. The worker ends at the
 end of its input.
@@ -15,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -91,6 +93,8 @@ class _Worker:
         self._end_to_end: EndToEndCall | None = None
         self._feeds: Mapping[str, Array] = {}
         self._open_profiled: Callable[[], Session] = _no_session
+        self._profiled: Session | None = None
+        self._pairs: list[tuple[float, float]] = []
         self._streams: int | None = None
         self._batch = 1
         self._first_call: tuple[float, ...] = ()
@@ -101,7 +105,9 @@ class _Worker:
             "open": self._open,
             "warm_up": self._warm_up,
             "run": self._run,
-            "profile": self._profile,
+            "open_profile": self._open_profile,
+            "time_profile": self._time_profile,
+            "read_profile": self._read_profile,
             "describe": self._describe,
         }
         arguments = dict(request)
@@ -227,16 +233,24 @@ class _Worker:
                 parts.setdefault(name, []).append(seconds)
         return parts
 
-    def _profile(self, **limits: Any) -> Document:
-        with self._open_profiled() as session:
-            pairs = time_pairs(self._infer, lambda: session.run(self._feeds), clock=self._clock, **limits)
+    def _open_profile(self) -> Document:
+        self._profiled = self._open_profiled()
+        return {}
+
+    def _time_profile(self, **limits: Any) -> Document:
+        session = self._profiled or _no_session()
+        self._pairs = time_pairs(self._infer, lambda: session.run(self._feeds), clock=self._clock, **limits)
+        return {}
+
+    def _read_profile(self) -> Document:
+        with self._profiled or _no_session() as session:
             trace = session.op_trace
         # The second of two calls is timed.
-        timed = slice(1 - 2 * len(pairs), None, 2)
+        timed = slice(1 - 2 * len(self._pairs), None, 2)
         return {
-            "untraced_seconds": [untraced for untraced, _ in pairs],
-            "traced_seconds": [traced for _, traced in pairs],
-            "ops": [asdict(op) | {"seconds": op.seconds[timed]} for op in trace.ops],
+            "untraced_seconds": [untraced for untraced, _ in self._pairs],
+            "traced_seconds": [traced for _, traced in self._pairs],
+            "ops": [vars(op) | {"seconds": op.seconds[timed]} for op in trace.ops],
             "run_seconds": trace.run_seconds[timed],
         }
 
