@@ -31,7 +31,7 @@ from quantkit.monitor import batches, step
 
 def make_dataset():
     for number in range(12):
-        time.sleep(0.02)
+        time.sleep(0.05)
         yield number
 
 for batch in {pipeline}:
@@ -118,7 +118,7 @@ def test_gap_before_each_step_is_measured(job: Callable[[str], str]) -> None:
     assert steps is not None
     assert (steps.count, steps.has_input) == (12, True)
     assert steps.gap is not None
-    assert steps.gap >= 0.02
+    assert steps.gap >= 0.05
     assert result.verdict.kind == "input-bound"
     assert result.verdict.cause == "slow reads"
     assert result.exit_code == 0
@@ -138,7 +138,7 @@ def test_proof_bounds_the_gain_of_each_fix(hook: str, job: Callable[[str], str])
     assert proof.repeated_seconds is not None
     assert proof.repeated_seconds >= 0.005
     assert proof.drained_seconds is not None
-    assert proof.drained_seconds >= 0.02
+    assert proof.drained_seconds >= 0.05
     assert "faster input: at most" in str(result)
     assert result.to_json()["proof"]["input_gain"] == proof.input_gain
 
