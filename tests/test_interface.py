@@ -28,7 +28,7 @@ def model() -> qk.Model:
 
 @pytest.fixture(scope="module")
 def result(model: qk.Model) -> qk.QuantizationResult:
-    return qk.quantize(model, HELD_OUT, target="onnx", limit=60, max_drop=0.05, runs=1)
+    return qk.quantize(model, HELD_OUT, target="onnx", limit=60, max_drop=0.05, runs=1, runtime="onnxruntime")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_compare_is_layer_by_layer(model: qk.Model, result: qk.QuantizationResul
 @pytest.mark.filterwarnings("ignore")
 def test_benchmark_takes_models_and_files(model: qk.Model, result: qk.QuantizationResult, tmp_path: Path) -> None:
     result.save(tmp_path / "other.onnx")
-    benchmark = qk.benchmark([result.model, f"{tmp_path / 'other.onnx'}@onnxruntime"], runs=1, warmup=1)
+    benchmark = qk.benchmark([result.model, f"{tmp_path / 'other.onnx'}@onnxruntime"], runs=1, warmup=1, processes=1)
     assert len(benchmark.rows) == 2
     assert_prints_well(benchmark)
 
@@ -210,7 +210,7 @@ def test_the_result_of_quantize_is_a_model() -> None:
     assert evaluation.metrics.agreement is not None
     with qk.open_session(result, "reference") as session:
         assert session.run(np.zeros((1, 16, 16, 1), np.float32))["softmax"].shape == (1, 10)
-    benchmark = qk.benchmark(["digits", result], "reference", runs=1, warmup=0, time_budget=20)
+    benchmark = qk.benchmark(["digits", result], "reference", runs=1, warmup=0, processes=1)
     assert len(benchmark.measurements) == 2
 
 

@@ -257,7 +257,7 @@ def test_library_accepts_graphs_and_files(tiny_model: Path) -> None:
 
 def test_library_accepts_models_of_both_dialects(tiny_model: Path, tmp_path: Path) -> None:
     loaded = qk.load(tiny_model)
-    assert isinstance(benchmark(loaded, "reference", runs=1, warmup=1).rows[0].outcome, Measurement)
+    assert isinstance(benchmark(loaded, "reference", runs=1, warmup=1, processes=1).rows[0].outcome, Measurement)
     pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
     converted = loaded.with_graph(to_onnx_graph(loaded.graph))
     converted.save(tmp_path / "other.onnx")
@@ -302,7 +302,7 @@ def keys_of(document: Any) -> set[str]:
 
 def test_progress_reports_each_stage(tiny_model: Path) -> None:
     reports: list[Progress] = []
-    benchmark([tiny_model], "reference", runs=2, warmup=1, on_progress=reports.append)
+    benchmark([tiny_model], "reference", runs=2, warmup=1, processes=1, on_progress=reports.append)
     assert list(dict.fromkeys(report.stage for report in reports)) == ["opening", "warming up", "measuring"]
     assert replace(reports[-1], seconds=None) == Progress("measuring", 2, 2)
 
@@ -318,7 +318,7 @@ def test_random_weights_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         import_module("quantkit.benchmark.sampling.selection"), "as_model", lambda *_, **__: random_model
     )
-    result = benchmark(["digits"], "reference", runs=1, warmup=1, random_weights=True)
+    result = benchmark(["digits"], "reference", runs=1, warmup=1, processes=1, random_weights=True)
     assert any("predictions are not" in note for note in result.notes)
 
 
@@ -332,5 +332,5 @@ def test_models_with_equal_file_names_are_labelled_with_their_paths(tiny_model: 
     twin = tmp_path / "twin" / tiny_model.name
     twin.parent.mkdir()
     twin.write_bytes(tiny_model.read_bytes())
-    result = benchmark([tiny_model, twin], "reference", runs=1, warmup=1)
+    result = benchmark([tiny_model, twin], "reference", runs=1, warmup=1, processes=1)
     assert [row.label for row in result.rows] == [str(tiny_model), str(twin)]

@@ -65,7 +65,13 @@ COMMANDS = [
     ("transforms", ("transforms", "check", "remove_nodes")),
 ]
 RUNTIME_COMMANDS = [
-    ("quantize", ("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT, "--limit", "8", "--runs", "1")),
+    (
+        "quantize",
+        (
+            *("quantize", "digits", "-o", "e.onnx", "--calibration", HELD_OUT),
+            *("--limit", "8", "--runs", "1", "--runtime", "onnxruntime"),
+        ),
+    ),
     ("receipt", ("receipt", "e.onnx")),
     (
         "quantize",

@@ -65,9 +65,17 @@ def run(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, di
     return code, json.loads(captured.out) if captured.out else {}, captured.err
 
 
+def write_data(folder: Path) -> Path:
+    """Write 24 images for the calibration and 120 held-out ones: one error is less than a drop of 0.01."""
+    path = folder / "heldout.npz"
+    with np.load(HELDOUT) as arrays:
+        np.savez(path, **{name: arrays[name][:144] for name in arrays.files})
+    return path
+
+
 def quantize(source: Path, output: Path, *flags: str) -> list[str]:
     target = next(target for target, name in TARGETS.items() if name == output.name)
-    data = ["--calibration", str(HELDOUT), "--limit", "24", "--runs", "0", "--input-mean", "128", "--input-std", "128"]
+    data = ["--calibration", str(write_data(output.parent)), "--limit", "24", "--runs", "0", "--input-mean", "128", "--input-std", "128"]
     return ["quantize", str(source), "-o", str(output), "--target", target, *data, *flags]
 
 
