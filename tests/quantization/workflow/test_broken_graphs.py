@@ -75,8 +75,9 @@ def write_data(folder: Path) -> Path:
 
 def quantize(source: Path, output: Path, *flags: str) -> list[str]:
     target = next(target for target, name in TARGETS.items() if name == output.name)
-    data = ["--calibration", str(write_data(output.parent)), "--limit", "24", "--runs", "0", "--input-mean", "128", "--input-std", "128"]
-    return ["quantize", str(source), "-o", str(output), "--target", target, *data, *flags]
+    data = ["--calibration", str(write_data(output.parent)), "--limit", "24"]
+    options = ["--runs", "0", "--input-mean", "128", "--input-std", "128"]
+    return ["quantize", str(source), "-o", str(output), "--target", target, *data, *options, *flags]
 
 
 def write_scheme(folder: Path, target: str) -> Path:
