@@ -124,7 +124,7 @@ class TracedModels:
     def _ask_together(
         self, workers: Sequence[tuple[Candidate, WorkerProcess]], requests: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Return the response of each worker to its request, which times nothing: one per CPU runs at a time."""
+        """Return the response of each worker to a request without timed calls, on all CPUs."""
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             responses = pool.map(lambda each, ask: each[1].ask(ask, self._limit(OPEN_TIMEOUT)), workers, requests)
             return [_require_success(each, worker[0]) for each, worker in zip(responses, workers, strict=True)]
