@@ -1,6 +1,6 @@
 """Check files of the target tensorrt for 20 networks with the builder of TensorRT-RTX, and their SQNR on the CPU.
 
-    python tests/bench/measure_tensorrt.py BUILD [NETWORK ...] [--reuse] [--observers] [--save FILE]
+    python tests/bench/measure_tensorrt.py BUILD [NETWORK ...] [--reuse | --observers | --tensors | --subsets N]
 
 The networks are those of `support/portable_networks.py`. Each is quantized on the same samples: ``cpu`` for the target
 ``onnx``, ``gpu`` for ``tensorrt``, and ``half`` is ``gpu`` with float16 for the float layers. The SQNR to the float
@@ -8,9 +8,13 @@ model is that of ONNX Runtime on the CPU; ``paired_loss_db`` compares the sample
 ``pads`` is the number of Pad ops for zero points of inputs of padded convolutions.
 With --observers, the first samples are quantized without trials instead: with the ranges of each observer, and in each
 number format: ``cpu`` is the target ``onnx``, ``padded`` has zero points of all tensors, with Pad ops before padded
-convolutions (activations ``qint8 affine`` in the scheme). ``edges`` compares the SQNR of each tensor that both targets
-quantize: the loss of the target ``tensorrt``, and the loss that follows from the quantization steps alone, 20 log10 of
-their ratio.
+convolutions (activations ``qint8 affine`` in the scheme).
+With --tensors, ``edges`` compares the SQNR of each tensor that both targets quantize, without trials: the loss of the
+target ``tensorrt``, the same with zero points of all tensors, and the calculated loss of the number format, 20 log10 of
+the ratio of the steps for the range of the ``onnx`` file. ``exceeding`` has the measured and the calculated loss of
+each symmetric tensor with negative values that loses more. ``kernels`` counts those of both compiled files.
+With --subsets, both targets are quantized on each of N halves of all calibration samples of a network, and compared on
+its held-out samples: ``subsets`` has the mean loss of a sample and half of its 95 % interval, over files and samples.
 
 With TensorRT-RTX 1.7.1.116, the float file and the files of the target are compiled: the report counts the planned int8
 layers that are int8 kernels, and the layers about which `summarize --for tensorrt` and the compiled program agree. No
@@ -24,6 +28,7 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import numpy as np  # noqa: E402
 from measure_portability import Outputs, sqnr  # type: ignore[import-not-found]  # noqa: E402
-from onnx_networks import Feeds  # noqa: E402
+from onnx_networks import NETWORKS, RECURRENT, Feeds, open_onnxruntime  # noqa: E402
 from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # noqa: E402
 
 import quantkit as qk  # noqa: E402
@@ -46,13 +51,17 @@ from quantkit.quantization import Scheme, annotate, calibrate, prepare  # noqa: 
 from quantkit.quantization.annotation import in_target_dialect  # noqa: E402
 from quantkit.quantization.calibration import open_calibration_session  # noqa: E402
 from quantkit.quantization.calibration.observation import tensor_name  # noqa: E402
+from quantkit.quantization.parameters import QuantizationParameters  # noqa: E402
+from quantkit.quantization.ranges import Range  # noqa: E402
 from quantkit.quantization.targets import find_target  # noqa: E402
 from quantkit.quantization.targets.advice import SIGNED_LEVELS, UNSIGNED_LEVELS  # noqa: E402
 from quantkit.quantization.targets.finding import Build, Finding  # noqa: E402
+from quantkit.quantization.targets.tensorrt.builder import PACKAGE  # noqa: E402
 from quantkit.quantization.targets.tensorrt.zero_points import AFFINE  # noqa: E402
 from quantkit.quantization.workflow.conversion import Conversion  # noqa: E402
 from quantkit.quantization.workflow.options import FLOAT16  # noqa: E402
 from quantkit.quantization.workflow.result import QuantizationResult  # noqa: E402
+from quantkit.runtimes.tensorrt import Network  # noqa: E402
 from quantkit.transforms.precision.convert_precision import narrow_ops  # noqa: E402
 
 TARGET = "tensorrt"
@@ -102,36 +111,45 @@ def calibrate_for(network: SavedNetwork, target: str = TARGET, **fields: str) ->
     return Conversion(graph, plan, ranges.merge_groups(plan.groups))
 
 
-def compare_edges(network: SavedNetwork, *pair: Conversion) -> dict[str, dict[str, list[float]]]:
-    """Return the measured loss and the loss by the steps of each edge that both targets quantize, in dB.
+def compare_edges(network: SavedNetwork, cpu: Conversion, gpu: Conversion, padded: Conversion) -> dict[str, Any]:
+    """Return the losses of each edge that both targets quantize in dB: ``measured``, ``padded`` and ``calculated``.
 
     The edges with negative values are ``signed``, those of symmetric values without a zero point ``symmetric``. The
     values are those of the float model for the samples of the calibration, rounded with the parameters of each file.
+    ``exceeding`` has the names of symmetric signed edges with a larger loss than the calculated one.
 
     Args:
         network: float model with samples.
-        *pair: conversions for the target ``onnx`` and for ``tensorrt``.
+        cpu: conversion for the target ``onnx``.
+        gpu: conversion for ``tensorrt``.
+        padded: the same with zero points of all tensors.
     """
-    cpu, gpu = pair
-    parameters = [each.target.edge_parameters(each.graph, each.plan, each.ranges) for each in pair]
-    edges = parameters[0].keys() & parameters[1].keys()
+    parameters = [each.target.edge_parameters(each.graph, each.plan, each.ranges) for each in (cpu, gpu, padded)]
+    edges = set.intersection(*map(set, parameters))
     powers = measure_edges(network, gpu, edges & {*gpu.plan.edges}, parameters)
     powers |= measure_edges(network, cpu, edges & {*cpu.plan.edges} - powers.keys(), parameters)
-    losses: dict[str, dict[str, list[float]]] = {}
+    losses: dict[str, Any] = {"exceeding": {}}
     for edge in (edge for edge in gpu.plan.activations if edge in powers and powers[edge].all()):
-        steps = [float(each[edge].scale) for each in parameters]
-        kind = "symmetric" if gpu.plan.activations[edge].symmetric else "affine"
+        spec, affine = gpu.plan.activations[edge], parameters[0][edge]
+        low, high = (np.array(affine.spec.limits) - affine.zero_point) * affine.scale
+        step = QuantizationParameters.of_range(spec, Range(float(low), float(high))).scale
+        kind = "symmetric" if spec.symmetric else "affine"
         kind += " signed" if gpu.ranges.extremes.get(edge, gpu.ranges[edge]).low < 0 else " unsigned"
-        rows = losses.setdefault(kind, {"measured": [], "steps": []})
-        for key, (first, second) in (("measured", np.sqrt(powers[edge])), ("steps", steps)):
-            rows[key].append(round(20 * float(np.log10(second / first)), 3))
+        first, second, third = 10 * np.log10(powers[edge])
+        calculated = 20 * np.log10(step / affine.scale)
+        loss = {"measured": second - first, "padded": third - first, "calculated": calculated}
+        rows = losses.setdefault(kind, {key: [] for key in loss})
+        for key, value in loss.items():
+            rows[key].append(round(float(value), 3))
+        if kind == "symmetric signed" and loss["measured"] - loss["calculated"] > MAX_LOSS:
+            losses["exceeding"][str(edge)] = [rows[key][-1] for key in ("measured", "calculated")]
     return losses
 
 
 def measure_edges(
     network: SavedNetwork, source: Conversion, edges: set[Edge], parameters: list[Any]
 ) -> dict[Edge, Any]:
-    """Return the power of the errors of the values of edges with each of the parameters, (2,)."""
+    """Return the power of the errors of the values of edges with each of the parameters, (3,)."""
     graph, powers = source.graph, {edge: np.zeros(len(parameters)) for edge in edges}
     with open_calibration_session(graph, source.plan, "auto") as session:
         names = [info.name for info in session.inputs]
@@ -146,8 +164,7 @@ def measure_edges(
 
 
 def compare_formats(network: SavedNetwork, build: Path, name: str) -> dict[str, Any]:
-    """Return the figures of the first samples without trials, by observer and by format; edges on all samples."""
-    edges = compare_edges(network, calibrate_for(network, "onnx"), calibrate_for(network))
+    """Return the figures of the first samples without trials, by observer and by format."""
     network = replace(network, samples=network.samples[:NUM_OBSERVED])
     expected, path = run_model(network.path, network), build / f"{name}.tried.onnx"
 
@@ -156,14 +173,14 @@ def compare_formats(network: SavedNetwork, build: Path, name: str) -> dict[str, 
         return float(sqnr(expected, run_model(path, network)))
 
     others = {observer: loss(calibrate_for(network, observer=observer)) for observer in OBSERVERS[1:]}
+    shapes = {edge: array.shape for edge, array in network.samples[0].items()}
     values = {"cpu": loss(calibrate_for(network, "onnx")), "gpu": loss(calibrate_for(network))}
     values["padded"] = loss(calibrate_for(network, activations=str(AFFINE)))
-    padded = compile_graph(qk.load(path).graph, {edge: array.shape for edge, array in network.samples[0].items()})
+    padded = compile_graph(qk.load(path).graph, shapes)
     return {
         "observers": {OBSERVERS[0]: values["gpu"], **others},
         "formats": values,
         "padded": build_of(padded),
-        "edges": edges,
     }
 
 
@@ -174,22 +191,46 @@ def compile_graph(graph: Graph, samples: dict[str, tuple[int, ...]]) -> Build:
     return build
 
 
-def measure(name: str, build: Path, row: dict[str, Any], *, reuse: bool, observers: bool) -> dict[str, Any]:
+def compare_tensors(network: SavedNetwork) -> dict[str, Any]:
+    """Return the losses of the tensors of all samples, and the number of kernels without and with zero points."""
+    shapes = {edge: array.shape for edge, array in network.samples[0].items()}
+    gpu, padded = calibrate_for(network), calibrate_for(network, activations=str(AFFINE))
+    return {
+        "edges": compare_edges(network, calibrate_for(network, "onnx"), gpu, padded),
+        "kernels": [count_kernels(each.quantized, shapes) for each in (gpu, padded)],
+    }
+
+
+def count_kernels(graph: Graph, samples: dict[str, tuple[int, ...]]) -> int:
+    """Return the number of kernels of the compiled program with the sizes of a sample."""
+    shapes = {name: shape for name, shape in samples.items() if name in {str(edge) for edge in graph.inputs}}
+    model = formats.onnx.encode(formats.onnx.with_node_names(qk.load(graph, input_shapes=shapes).graph))
+    text = Network(import_module(PACKAGE), model).build({}).decode("latin-1")
+    parts = re.findall(r"^  (\w+)={ (.*?)(?=^  \w+={ |\Z)", text, re.M | re.S)
+    return sum(kind not in ("tensor", "signal", "wait") and "layers=" in facts for kind, facts in parts)
+
+
+def measure(
+    name: str, build: Path, row: dict[str, Any], *, reuse: bool, observers: bool, tensors: bool, subsets: int
+) -> dict[str, Any]:
     """Return the new row of a network."""
     network = load_saved(name, build)
+    if subsets:
+        return {**row, "name": name, "subsets": compare_subsets(network, build, name, subsets)}
+    row = {**row, "name": name, "samples": len(network.samples)}
+    try:
+        if tensors:
+            return {**row, **compare_tensors(network)}
+        if observers:
+            return {**row, **compare_formats(network, build, name)}
+    except UsageError as error:  # states whose first dimension is not that of the samples
+        return {**row, "not_observed": error.message}
     shapes = {edge: array.shape for edge, array in network.samples[0].items()}
     expected = run_model(network.path, network)
-    row = {**row, "name": name, "samples": len(network.samples)}
 
     def outputs_of(kind: str) -> Outputs:
         return run_model(build / f"{name}.{kind}.onnx", network)
 
-    if observers:
-        try:
-            row |= compare_formats(network, build, name)
-        except UsageError as error:  # states whose first dimension is not that of the samples
-            row["not_observed"] = error.message
-        return row
     if not reuse:
         results = {kind: quantize(network, KINDS[kind], build / f"{name}.{kind}.onnx") for kind in KINDS}
         replace(results["gpu"].conversion, float_parts=FLOAT16).write(build / f"{name}.half.onnx")
@@ -225,9 +266,49 @@ def compare_samples(expected: Outputs, outputs: dict[str, Outputs]) -> list[floa
     samples = [
         [sqnr([exact], [values]) for exact, values in zip(expected, outputs[kind], strict=True)] for kind in KINDS
     ]
-    losses = np.subtract(samples[0], samples[1])
-    deviation = quantile(0.95, len(losses) - 1) * losses.std(ddof=1) / np.sqrt(len(losses))
-    return [round(float(losses.mean()), 2), round(float(deviation), 2)]
+    return [*summarize_mean(np.subtract(samples[0], samples[1]))]
+
+
+def compare_subsets(network: SavedNetwork, build: Path, name: str, count: int) -> dict[str, Any]:
+    """Return the loss of a held-out sample from ``cpu`` to ``gpu``, with files of halves of the calibration samples.
+
+    The half of the 95 % interval is the root of the sum of the squares of those over files and over samples.
+    """
+    run, held_out = open_onnxruntime(NETWORKS[name].path), list[Feeds]()
+
+    def record(feeds: Feeds) -> Any:
+        held_out.append(dict(feeds))
+        return run(feeds)
+
+    samples = NETWORKS[name].calibration(run)
+    NETWORKS[name].evaluate(record)
+    held_out = held_out[len(samples) if name in RECURRENT else 0 :]
+    evaluated = replace(network, samples=held_out)
+    expected, losses = run_model(network.path, evaluated), []
+    size, random = (len(samples) + 1) // 2, np.random.default_rng(0)
+    for first in np.linspace(0, len(samples) - size, count, dtype=int):
+        # The steps of a recurrent network stay consecutive.
+        rows = range(first, first + size) if name in RECURRENT else sorted(random.permutation(len(samples))[:size])
+        half = replace(network, samples=[samples[row] for row in rows])
+        sqnrs = {}
+        for kind, target in KINDS.items():
+            quantize(half, target, path := build / f"{name}.subset.onnx")
+            pairs = zip(expected, run_model(path, evaluated), strict=True)
+            sqnrs[kind] = [sqnr([exact], [values]) for exact, values in pairs]
+        losses.append(np.subtract(sqnrs["cpu"], sqnrs["gpu"]))
+        print(name, *summarize_mean(losses[-1]), flush=True)
+    (mean, by_files), (_, by_samples) = (summarize_mean(np.mean(losses, axis)) for axis in (1, 0))
+    return {
+        "files": count,
+        "held_out": len(held_out),
+        "loss_db": [mean, round(float(np.hypot(by_files, by_samples)), 2)],
+    }
+
+
+def summarize_mean(values: Any) -> tuple[float, float]:
+    """Return the mean of values, and half of its 95 % interval."""
+    deviation = quantile(0.95, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return round(float(np.mean(values)), 2), round(float(deviation), 2)
 
 
 def build_of(result: Build) -> dict[str, Any]:
@@ -247,7 +328,6 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     pairs = {row["name"]: row["sqnr"] for row in rows if "sqnr" in row}
     losses = {name: round(pair["cpu"] - pair["gpu"], 2) for name, pair in pairs.items()}
     edges = [row["edges"] for row in rows if "edges" in row]
-    signed = [loss for each in edges for kind in each if kind.endswith(" signed") for loss in each[kind]["measured"]]
     observed = {row["name"]: row["observers"] for row in rows if "observers" in row}
     return {
         "networks": len(rows),
@@ -265,14 +345,14 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
             for row in rows
             if "paired_loss_db" in row and row["paired_loss_db"][0] - row["paired_loss_db"][1] > 0
         },
+        "kernels": {row["name"]: row["kernels"] for row in rows if "kernels" in row},
+        "subsets": {row["name"]: row["subsets"] for row in rows if "subsets" in row},
         "median_loss_db": round(float(np.median([*losses.values()] or [0.0])), 2),
         "half_loss_db": {name: round(pair["gpu"] - pair["half"], 2) for name, pair in pairs.items()},
         "tensors": {
             kind: summarize_losses([each[kind] for each in edges if kind in each])
-            for kind in dict.fromkeys(kind for each in edges for kind in each)
+            for kind in dict.fromkeys(kind for each in edges for kind in each if kind != "exceeding")
         },
-        "signed_tensors": len(signed),
-        "signed_within_limit": sum(loss <= MAX_LOSS for loss in signed),
         "untried_loss_db": {
             row["name"]: {kind: round(row["formats"]["cpu"] - row["formats"][kind], 2) for kind in ("gpu", "padded")}
             for row in rows
@@ -304,17 +384,22 @@ def summarize_builds(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summarize_losses(losses: list[dict[str, list[float]]]) -> dict[str, float]:
-    """Return the number of tensors, and the median of the measured losses and of those by the steps, in dB.
+    """Return the number of tensors, and the medians of their losses in dB.
 
-    ``within_limit`` counts the tensors without a larger loss, ``explained`` those whose loss the steps explain.
+    ``within_limit`` counts the tensors without a larger loss, ``padded_within_limit`` the same with zero points, and
+    ``exceeding`` is the fraction whose measured loss is above the calculated one by more than that.
     """
-    measured, steps = ([loss for each in losses for loss in each[key]] for key in ("measured", "steps"))
+    measured, padded, calculated = (
+        np.array([loss for each in losses for loss in each[key]]) for key in ("measured", "padded", "calculated")
+    )
     return {
         "tensors": len(measured),
-        "within_limit": sum(loss <= MAX_LOSS for loss in measured),
-        "explained": sum(loss - max(step, 0) <= MAX_LOSS for loss, step in zip(measured, steps, strict=True)),
+        "within_limit": int((measured <= MAX_LOSS).sum()),
+        "padded_within_limit": int((padded <= MAX_LOSS).sum()),
+        "exceeding": round(float((measured - calculated > MAX_LOSS).mean()), 3),
         "median_db": round(float(np.median(measured)), 2),
-        "median_by_steps_db": round(float(np.median(steps)), 2),
+        "median_calculated_db": round(float(np.median(calculated)), 2),
+        "median_padded_db": round(float(np.median(padded)), 2),
     }
 
 
@@ -325,17 +410,20 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=", ".join(NAMES))
     parser.add_argument("--reuse", action="store_true", help="compare the models in BUILD again without quantizing")
     parser.add_argument("--observers", action="store_true", help="compare observers and number formats instead")
+    parser.add_argument("--tensors", action="store_true", help="compare the losses of the tensors instead")
+    parser.add_argument("--subsets", type=int, default=0, help="compare files of N halves of the calibration samples")
     parser.add_argument("--save", type=Path, default=HERE / "tensorrt.json", help="file to write")
     options = parser.parse_args()
     saved = json.loads(options.save.read_text()) if options.save.exists() else {"rows": []}
     rows = {row["name"]: row for row in saved["rows"]}
     save_networks(options.build)
     for name in options.networks or NAMES:
-        row = measure(name, options.build, rows.get(name, {}), reuse=options.reuse, observers=options.observers)
+        modes = {key: getattr(options, key) for key in ("reuse", "observers", "tensors", "subsets")}
+        row = measure(name, options.build, rows.get(name, {}), **modes)
         rows[name] = row
         print(json.dumps({key: value for key, value in row.items() if key not in ("edges", "findings")}), flush=True)
         ordered = [rows[each] for each in NAMES if each in rows]
-        document = {"schema": "quantkit.bench.tensorrt/2", "summary": summarize(ordered), "rows": ordered}
+        document = {"schema": "quantkit.bench.tensorrt/3", "summary": summarize(ordered), "rows": ordered}
         text = re.sub(
             r"\[\s+([-\d.,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", json.dumps(document, indent=1)
         )

@@ -39,8 +39,6 @@ MAX_CHEAP_LOSS = 0.9
 MAX_OBSERVER_LOSS = 0.8
 # Other corrections, which cost no latency.
 MAX_CORRECTED_LOSS = 0.95
-# Zero points of all tensors that need Pad ops, which cost latency.
-MAX_PADDED_LOSS = 0.8
 
 # --- Candidates
 
@@ -61,6 +59,8 @@ MAX_GAIN_MACS = 1e12
 LAST_LAYERS = ((0.02, MAX_CHEAP_LOSS), (0.05, MAX_FLOAT_LOSS))
 # Error of a recurrent model from which fractions of its layers, those with the noisiest inputs, become float.
 DRIFT_ERROR, DRIFT_FRACTIONS = 0.02, (0.25, 0.5)
+# Largest loss of a tensor with negative values in dB, by its range, without a zero point that needs a Pad op.
+MAX_SIGNED_DB = 0.1
 # Largest loss of an output in dB, by the measured noise, against zero points of all tensors: more Pad ops follow.
 MAX_UNPADDED_DB = 0.3
 # Ratio of the widths of two ranges from which they differ much.
@@ -127,7 +127,7 @@ SUPPORTED_BY = {
     "MAX_CHEAP_LOSS": (*_LAST, "gtcrn_stream", "kwt1"),
     "MAX_OBSERVER_LOSS": ("sediment_unet",),
     "MAX_CORRECTED_LOSS": _CORRECTED,
-    "MAX_PADDED_LOSS": ("pplcnet_orientation", "sediment_unet"),
+    "MAX_SIGNED_DB": ("pplcnet_orientation", "vittrack", "yolox_nano", "yunet_n_320"),
     "MAX_UNPADDED_DB": ("fastestdet", "ultraface_rfb320", "vittrack", "xfeat"),
     "MAX_LAYERS": _LOSSY,
     "MIN_LAYERS": ("dtln_2", "silero_vad_op15"),

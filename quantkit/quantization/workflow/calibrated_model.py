@@ -28,12 +28,13 @@ from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
 from quantkit.quantization.workflow.preparation import find_float_parts, prepare_float_graph
 from quantkit.quantization.workflow.trials import Trials
-from quantkit.quantization.workflow.zero_point_choice import choose_zero_points
+from quantkit.quantization.workflow.zero_point_choice import add_zero_points, choose_zero_points
 
 # Custom ops that a message names.
 MAX_CUSTOM_OPS = 3
-# Alternatives that are measured on calibration samples, in this order.
+# Zero points, and alternatives that are measured on calibration samples, in this order.
 CHOICES = (
+    add_zero_points,
     choose_observer,
     choose_scales,
     exclude_lossy_layers,

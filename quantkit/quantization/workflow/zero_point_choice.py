@@ -1,4 +1,9 @@
-"""Choice of the tensors that get a zero point by a Pad op, by the noise of the outputs that it removes.
+"""Choice of the tensors that get a zero point by a Pad op, by their ranges or by the noise of the outputs.
+
+    loss = 20 log10(step without a zero point / step with a zero point)
+
+Tensors with negative values get a zero point if this loss, which follows from their ranges, is not small. The others
+lose half of their levels. Zero points remove noise of the outputs:
 
     rest(S) = noise - (noise - noise of all) * sum of the gains of S / sum of all gains
 
@@ -9,12 +14,13 @@ it. Tensors are chosen until the rest is near the noise with all zero points, fo
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import prod, sqrt
+from math import log10, prod, sqrt
 
 import numpy as np
 
 from quantkit.errors import QuantkitError
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge
+from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import ERROR, INT8, Decision
 from quantkit.quantization.precision.error import Floats
@@ -27,20 +33,47 @@ from quantkit.quantization.workflow.error_signals import measure_gains
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
 
+REASON = "zero point of its input by a Pad"
+
+
+def add_zero_points(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion with zero points of the tensors with negative values that lose precision without one."""
+    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges.merge_groups(conversion.plan.groups)
+    layers, whole, edges = _find_alternative(conversion)
+    losses = {edge: _loss_of(edge, ranges, conversion, whole) for edge in edges if ranges[edge].low < 0}
+    losses = {edge: loss for edge, loss in losses.items() if loss > policy.MAX_SIGNED_DB}
+    layers = [layer for layer in layers if graph[layer].inputs[0] in losses]
+    if not trials.is_possible or not layers:
+        return conversion
+    try:
+        observed = observe_again(graph, whole.plan, conversion.ranges, losses, trials.reference.feeds, options.runtime)
+    except QuantkitError as error:
+        trials.report_failure(error)
+        return conversion
+    traffic = _describe_traffic(conversion, layers, trials)
+    options.on_message(
+        f"zero points of {len({plan.group_of(edge) for edge in losses})} tensors with negative values before padded "
+        f"convolutions, whose ranges cause a loss of up to {max(losses.values()):.1f} dB without one: {traffic}"
+    )
+    return _pad(conversion, observed, dict.fromkeys(layers), f"{REASON}: {traffic}")
+
+
+def _loss_of(edge: Edge, ranges: Ranges, *conversions: Conversion) -> float:
+    """Return the loss of the values of an edge in the format of the first of two conversions, in dB."""
+    steps = [
+        float(QuantizationParameters.of_range(each.plan.activations[edge], ranges[edge]).scale) for each in conversions
+    ]
+    return 20 * log10(steps[0] / steps[1])
+
 
 def choose_zero_points(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion with zero points of the tensors that lose most without one, if its fidelity is better.
 
-    Unlike other alternatives, it is also tried for a conversion with a good fidelity. If the fidelity is neither
-    better, because the errors of the tensors do not add up, nor good, all zero points are tried, and must remove more.
+    Unlike other alternatives, it is also tried for a conversion with a good fidelity.
     """
-    target, graph, plan = conversion.target, conversion.graph, conversion.plan
-    if not trials.is_possible or not isinstance(target, RuntimeRules):
-        return conversion
-    layers = target.refinable_layers(graph, plan)
-    whole = conversion.decide({layer: Decision(layer, INT8, "to measure its gain", ERROR) for layer in layers})
-    edges = [edge for edge in plan.edges if whole.plan.activations[edge] != plan.activations[edge]]
-    if not edges:
+    graph, plan = conversion.graph, conversion.plan
+    layers, whole, edges = _find_alternative(conversion)
+    if not trials.is_possible or not edges:
         return conversion
     try:
         ranges = observe_again(graph, whole.plan, conversion.ranges, edges, trials.reference.feeds, options.runtime)
@@ -48,30 +81,44 @@ def choose_zero_points(conversion: Conversion, trials: Trials, options: Options)
     except QuantkitError as error:
         trials.report_failure(error)
         return conversion
-    samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
-    best = dict(_choose_groups(gains, noise))
-    for groups, max_loss in ((best, 1.0), (dict.fromkeys(gains), policy.MAX_PADDED_LOSS)) if best else ():
-        inputs = {layer: plan.group_of(graph[layer].inputs[0]) for layer in layers}
-        errors = {layer: groups[group] for layer, group in inputs.items() if group in groups}
-        traffic = _describe_traffic(graph, errors, samples)
-        alternative = _pad(conversion, ranges, errors, f"zero point of its input by a Pad: {traffic}")
-        if trials.is_better(alternative, conversion, max_loss, errors):
-            options.on_message(
-                f"zero points of {len(groups)} of {len(gains)} tensors before padded convolutions: the outputs are "
-                f"nearer to the float model; {traffic} (a scheme omits them: activations = "
-                f"{str(plan.scheme.activations)!r})"
-            )
-            return alternative
-        if trials.is_good(conversion):
-            break
-    return conversion
+    groups = dict(_choose_groups(gains, noise))
+    inputs = {layer: plan.group_of(graph[layer].inputs[0]) for layer in layers}
+    errors = {layer: groups[group] for layer, group in inputs.items() if group in groups}
+    if not errors:
+        return conversion
+    traffic = _describe_traffic(conversion, errors, trials)
+    alternative = _pad(conversion, ranges, errors, f"{REASON}: {traffic}")
+    if not trials.is_better(alternative, conversion, 1.0, errors):
+        return conversion
+    options.on_message(
+        f"zero points of {len(groups)} of {len(gains)} tensors before padded convolutions: the outputs are nearer to "
+        f"the float model; {traffic}"
+    )
+    return alternative
 
 
-def _describe_traffic(graph: Graph, layers: Iterable[str], samples: Mapping[str, tuple[int, ...]]) -> str:
+def _find_alternative(conversion: Conversion) -> tuple[list[str], Conversion, list[Edge]]:
+    """Return the layers whose inputs can get a zero point, the conversion with all zero points, and these inputs."""
+    target, graph, plan = conversion.target, conversion.graph, conversion.plan
+    layers = [*target.refinable_layers(graph, plan)] if isinstance(target, RuntimeRules) else []
+    whole = _pad(conversion, conversion.ranges, dict.fromkeys(layers), "to measure its gain") if layers else conversion
+    return layers, whole, _changed_edges(conversion, whole)
+
+
+def _changed_edges(conversion: Conversion, other: Conversion) -> list[Edge]:
+    """Return the edges whose values have another format in another conversion of the graph."""
+    return [edge for edge in conversion.plan.edges if other.plan.activations[edge] != conversion.plan.activations[edge]]
+
+
+def _describe_traffic(conversion: Conversion, layers: Iterable[str], trials: Trials) -> str:
     """Return the estimated memory traffic of the Pad ops before layers: int8 values are read once and written once."""
-    shapes = infer_sample_shapes(graph, samples)
+    graph, samples = conversion.graph, trials.samples.feeds[0]
+    shapes = infer_sample_shapes(graph, {name: array.shape for name, array in samples.items()})
     sizes = (prod(size or 1 for size in shapes[edge].dims or ()) for edge in {graph[each].inputs[0] for each in layers})
-    return f"the Pad ops read and write an estimated {2 * sum(sizes) / 1e6:.2g} MB"
+    return (
+        f"the Pad ops read and write an estimated {2 * sum(sizes) / 1e6:.2g} MB (a scheme omits them: activations = "
+        f"{str(conversion.plan.scheme.activations)!r})"
+    )
 
 
 def _pad(conversion: Conversion, observed: Ranges, errors: Mapping[str, float | None], reason: str) -> Conversion:
@@ -83,11 +130,11 @@ def _pad(conversion: Conversion, observed: Ranges, errors: Mapping[str, float | 
         errors: predicted error of the outputs that the zero point of each layer removes; None if it is unknown.
         reason: reason of the decisions.
     """
-    plan, ranges = conversion.plan, conversion.ranges
+    ranges = conversion.ranges
     padded = conversion.decide(
         {layer: Decision(layer, INT8, reason, ERROR, predicted=error) for layer, error in errors.items()}
     )
-    changed = [edge for edge in plan.edges if padded.plan.activations[edge] != plan.activations[edge]]
+    changed = _changed_edges(conversion, padded)
     limits = {**ranges.ranges, **{edge: observed[edge] for edge in changed}}
     sqnr = {**ranges.sqnr, **{edge: observed.sqnr[edge] for edge in changed if edge in observed.sqnr}}
     return replace(padded, ranges=replace(ranges, ranges=limits, sqnr=sqnr))
