@@ -12,7 +12,7 @@ import numpy as np
 from quantkit.errors import UnavailableError, one_line
 from quantkit.formats import onnx
 from quantkit.formats.metadata import text_of, with_text
-from quantkit.formats.onnx.values import parse_message
+from quantkit.formats.onnx.schema import parse_message
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Array, Tensor

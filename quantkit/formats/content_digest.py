@@ -15,9 +15,8 @@ from quantkit.formats import graphdef, metadata, onnx, saved_model, tflite, wire
 from quantkit.formats.files import write_whole
 from quantkit.formats.graphdef.schema import parse, parse_text
 from quantkit.formats.kinds import KINDS, kind_of, open_file
-from quantkit.formats.onnx.schema import INITIALIZER, MODEL_GRAPH, NODE
+from quantkit.formats.onnx.schema import INITIALIZER, MODEL_GRAPH, NODE, parse_message
 from quantkit.formats.onnx.tensors import ExternalData, external_data_reader, inline_external_data
-from quantkit.formats.onnx.values import parse_message
 
 # Function that parses a message, given the name of its type and its bytes.
 _Parser = Callable[[str, wire.Buffer], Any]

@@ -10,6 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from quantkit.errors import InputError
+from quantkit.formats.wire import Buffer
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -41,6 +45,17 @@ class Schema:
             descriptor = self._pool.FindMessageTypeByName(f"{self.package}.{name}")
             self._classes[name] = message_factory.GetMessageClass(descriptor)
         return self._classes[name]
+
+    def parse(self, name: str, data: Buffer) -> Any:
+        """Parse a message.
+
+        Raises:
+            InputError: the bytes are not such a message.
+        """
+        try:
+            return self.message_class(name).FromString(bytes(data))
+        except DecodeError:
+            raise InputError(f"a {name} message is broken") from None
 
     @cached_property
     def _pool(self) -> descriptor_pool.DescriptorPool:

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from quantkit.monitor.agent import LIBRARY_FILES
 
@@ -28,6 +28,7 @@ INTERNAL_CAUSES = frozenset({"lock", "queue", "child process"})
 MAX_TEXT = 60
 
 Stack = tuple[tuple[str, str], ...]
+_Key = TypeVar("_Key")
 
 
 class Purpose(NamedTuple):
@@ -247,12 +248,12 @@ class Calls:
     @cached_property
     def main(self) -> Mapping[Purpose, int]:
         """Samples of the main thread by purpose."""
-        return _add(period.main for period in self.periods)
+        return add_counts(period.main for period in self.periods)
 
     @cached_property
     def others(self) -> Mapping[Purpose, int]:
         """Samples of the other threads by purpose."""
-        return _add(period.others for period in self.periods)
+        return add_counts(period.others for period in self.periods)
 
     @property
     def started(self) -> float | None:
@@ -318,8 +319,9 @@ def _count(purposes: Mapping[Purpose, int], *kinds: str) -> int:
     return sum(count for purpose, count in purposes.items() if purpose.kind in kinds)
 
 
-def _add(counts: Iterable[Mapping[Purpose, int]]) -> Mapping[Purpose, int]:
-    total: Counter[Purpose] = Counter()
+def add_counts(counts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]:
+    """Return the sum of counts by key."""
+    total: Counter[_Key] = Counter()
     for each in counts:
         total.update(each)
     return total

@@ -1,13 +1,13 @@
 """Facts about a monitored job, computed from its samples: the evidence on which the verdict is based."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from quantkit.benchmark.host.machine import Machine
 from quantkit.monitor import calls as calls_of_job
-from quantkit.monitor.calls import Calls, Purpose
+from quantkit.monitor.calls import Calls, Purpose, add_counts
 from quantkit.monitor.counters import HardwareCounters
 from quantkit.monitor.sample import LOCK, RUNNING, GpuSample, JobSample, ThreadSample
 from quantkit.monitor.steps import Steps
@@ -178,7 +178,7 @@ def gather_facts(
     used = sum(thread.cpu for thread in threads)
     queued = sum(thread.queued for thread in threads)
     kernel = _increase(samples, lambda thread: thread.system)
-    activities = _fractions(_sum(sample.activities for sample in samples[1:]))
+    activities = _fractions(add_counts(sample.activities for sample in samples[1:]))
     obtained = _obtained_fraction(used, queued, cores, activities.get(RUNNING, 0.0))
 
     def rate(value: Callable[[JobSample], float]) -> float:
@@ -280,7 +280,7 @@ def _threads(samples: Sequence[JobSample], seconds: float) -> list[ThreadFacts]:
     for tid, states in history.items():
         first, last = states[0], states[-1]
         is_new = tid not in initial
-        activities = _fractions(_sum(state.activities for state in states[not is_new :]))
+        activities = _fractions(add_counts(state.activities for state in states[not is_new :]))
         switches = last.voluntary - first.voluntary * (not is_new)
         facts.append(
             ThreadFacts(
@@ -294,13 +294,6 @@ def _threads(samples: Sequence[JobSample], seconds: float) -> list[ThreadFacts]:
             )
         )
     return sorted(facts, key=lambda thread: -thread.cpu)
-
-
-def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return total
 
 
 def _fractions(counts: Mapping[str, float]) -> dict[str, float]:

@@ -71,7 +71,7 @@ def _fuse(graph: Graph, first: Node, second: Node, model: Node) -> Graph:
     inner, outer = function_of(graph, first), function_of(graph, second)
     assert inner is not None
     assert outer is not None
-    function = compose(inner, outer, len(captured_inputs(first)))
+    function = compose(inner, outer)
     captures = (*captured_inputs(first), *captured_inputs(second))
     arguments = (*_argument_types(first), *_argument_types(second))
     tail = (model.inputs[-1],) if model.op == PARALLEL_MAP else ()
@@ -96,13 +96,12 @@ def _argument_types(node: Node) -> tuple[object, ...]:
     return types
 
 
-def compose(inner: Function[Graph], outer: Function[Graph], num_captures: int) -> Function[Graph]:
+def compose(inner: Function[Graph], outer: Function[Graph]) -> Function[Graph]:
     """Return the function that passes the results of one function to another one.
 
     Args:
         inner: function of the elements; its last arguments are captured tensors.
         outer: function of the results of `inner`, and of its own captured tensors.
-        num_captures: number of captured tensors of `inner`.
 
     Returns:
         A function of the arguments of `inner`, and then of the captured tensors of `outer`.

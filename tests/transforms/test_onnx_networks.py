@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quantkit.formats import load, onnx, save
-from quantkit.formats.onnx.values import parse_message
+from quantkit.formats.onnx.schema import parse_message
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.recipes import rewrite

@@ -52,7 +52,7 @@ def _quantize_constant(name: str, values: Array) -> list[NodeDef]:
     low, high = _extremes(values)
     low, high = min(low, np.float32(0)), max(high, np.float32(0))
     if low == high:
-        low, high = _widen(low, high)
+        low, high = _widen(low)
     parts = [
         constant(f"{name}_quantized_const", _quantize(values, low, high), DType.QUINT8),
         constant(f"{name}_quantized_min", np.asarray(low)),
@@ -70,7 +70,7 @@ def _extremes(values: Array) -> tuple[np.float32, np.float32]:
     return low, np.float32(numbers.max(initial=INITIAL_MAXIMUM))
 
 
-def _widen(low: np.float32, high: np.float32) -> tuple[np.float32, np.float32]:
+def _widen(low: np.float32) -> tuple[np.float32, np.float32]:
     if abs(low) < SMALLEST_WIDTH:
         return low, np.float32(low + np.float32(1))
     return (low, np.float32(2) * low) if low > 0 else (low, low / np.float32(2))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from quantkit.convert.onnx_to_tensorflow.arrays import num_outputs
 from quantkit.convert.onnx_to_tensorflow.translator import PLAIN, OnnxTranslator, conversion_error, converts
 from quantkit.formats import onnx
-from quantkit.formats.onnx.values import parse_message
+from quantkit.formats.onnx.schema import parse_message
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape

@@ -3,11 +3,8 @@
 import re
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from quantkit.errors import InputError, one_line
 from quantkit.formats.descriptors import Schema
-from quantkit.formats.wire import Buffer
 
 _MESSAGES = """
 GraphDef: node 1 *NodeDef, library 2 FunctionDefLibrary, version 3 int32, versions 4 VersionDef
@@ -89,18 +86,7 @@ SCHEMA = Schema(
     },
 )
 message_class = SCHEMA.message_class
-
-
-def parse(name: str, data: Buffer) -> Any:
-    """Parse a message of the schema.
-
-    Raises:
-        InputError: the bytes are not such a message.
-    """
-    try:
-        return message_class(name).FromString(bytes(data))
-    except DecodeError:
-        raise InputError(f"a {name} message is broken") from None
+parse = SCHEMA.parse
 
 
 def parse_text(name: str, text: str, *, allow_unknown: bool = False) -> Any:

@@ -35,6 +35,7 @@ from quantkit.formats.onnx.schema import (
     TENSOR,
     TENSORS,
     message_class,
+    parse_message,
 )
 from quantkit.formats.onnx.tensors import SMALL_BYTES, ExternalData, decode_tensor, inline_external_data
 from quantkit.formats.onnx.values import (
@@ -44,7 +45,6 @@ from quantkit.formats.onnx.values import (
     OUTPUTS,
     STANDARD_DOMAINS,
     edges_by_name,
-    parse_message,
     read_info,
 )
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Opaque

@@ -34,6 +34,7 @@ DimensionProto: dim_value 1 ?int64, dim_param 2 ?string, denotation 3 string
 
 SCHEMA = Schema("onnx", _MESSAGES)
 message_class = SCHEMA.message_class
+parse_message = SCHEMA.parse
 
 # Field numbers.
 NODE, INITIALIZER, INPUT, OUTPUT, SPARSE = 1, 5, 11, 12, 15

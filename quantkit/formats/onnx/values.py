@@ -3,11 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
-from quantkit.errors import GraphError, InputError
-from quantkit.formats import wire
-from quantkit.formats.onnx.schema import message_class
+from quantkit.errors import GraphError
+from quantkit.formats.onnx.schema import message_class, parse_message
 from quantkit.ir.graph import Edge, Graph, Node, Opaque
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.onnx.types import DTYPES, NUMBERS
@@ -189,18 +186,6 @@ def edge_of(graph: Graph, name: str) -> Edge:
         if isinstance(names, tuple) and name.encode() in names:
             return Edge(node.name, names.index(name.encode()))
     return Edge.parse(name)
-
-
-def parse_message(name: str, data: wire.Buffer) -> Any:
-    """Parse a message of the schema.
-
-    Raises:
-        InputError: the bytes are not such a message.
-    """
-    try:
-        return message_class(name).FromString(bytes(data))
-    except DecodeError:
-        raise InputError(f"a {name} message is broken") from None
 
 
 def read_info(info: Any) -> tuple[DType | None, Shape]:

@@ -23,6 +23,7 @@ from quantkit.formats.onnx.schema import (
     TENSOR,
     TENSORS,
     message_class,
+    parse_message,
 )
 from quantkit.formats.onnx.tensors import SMALL_BYTES, content_of, encode_tensor, nested_field, num_bytes, stored_bytes
 from quantkit.formats.onnx.values import (
@@ -34,7 +35,6 @@ from quantkit.formats.onnx.values import (
     OUTPUTS,
     fill_info,
     input_info,
-    parse_message,
     value_name,
 )
 from quantkit.formats.wire import MAX_BYTES

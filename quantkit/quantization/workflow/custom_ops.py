@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from quantkit.formats.onnx.values import parse_message
+from quantkit.formats.onnx.schema import parse_message
 from quantkit.ir.graph import Edge, Graph, Node, Opaque
 from quantkit.ops.roles.onnx import CONTROL_FLOW_OPS
 from quantkit.runtimes import runtimes

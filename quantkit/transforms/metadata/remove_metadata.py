@@ -3,7 +3,7 @@
 from typing import Any
 
 from quantkit.formats import onnx
-from quantkit.formats.onnx.values import parse_message
+from quantkit.formats.onnx.schema import parse_message
 from quantkit.ir.graph import Attr, Graph, Node, Opaque
 from quantkit.ir.rewrite import Outcome
 from quantkit.transforms.registry import transform

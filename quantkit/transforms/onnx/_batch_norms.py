@@ -71,7 +71,7 @@ def _fold_factor(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
         layer = find_layer(graph, root.inputs[1 - slot], root, scales=True)
         if not isinstance(layer, LinearLayer):
             return layer
-        values = layer.channel_values(factor, _rank(facts, layer, root))
+        values = layer.channel_values(factor, _rank(facts, layer))
         if values is None:
             return Skip(f"{root.inputs[slot]} is not one factor per channel of {layer.node.name}")
         with np.errstate(all="ignore"):
@@ -91,7 +91,7 @@ def fold_offset(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
         layer = find_layer(graph, root.inputs[1 - slot], root, scales=False)
         if not isinstance(layer, LinearLayer):
             return layer
-        rank = _rank(facts, layer, root)
+        rank = _rank(facts, layer)
         values = layer.channel_values(offset, rank)
         if values is None:
             return Skip(f"{root.inputs[slot]} is not one value per channel of {layer.node.name}")
@@ -108,7 +108,7 @@ def _as_gemm(graph: Graph, layer: LinearLayer, root: Node, bias: Array) -> Rewri
     return [constant, layer.node.with_(op="Gemm", inputs=(*layer.node.inputs, Edge(constant.name)))]
 
 
-def _rank(facts: GraphFacts, layer: LinearLayer, root: Node) -> int | None:
+def _rank(facts: GraphFacts, layer: LinearLayer) -> int | None:
     """Return the rank of the output of a layer."""
     rank = layer.rank()
     if rank is not None:

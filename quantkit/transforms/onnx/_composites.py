@@ -216,13 +216,13 @@ def _layer_norm_of_tensorflow(facts: GraphFacts, graph: Graph, root: Node) -> Re
     return None
 
 
-def _factors(graph: Graph, node: Node, count: int, consumer: Node | None = None) -> list[Edge]:
+def _factors(graph: Graph, node: Node, count: int) -> list[Edge]:
     """Return the factors of a product of up to ``count`` factors."""
     edges = list(node.inputs)
     for index, edge in enumerate(node.inputs):
         inner = _inner(graph, edge, "Mul", node)
         if inner is not None and count > 2:
-            return [*_factors(graph, inner, count - 1, node), *(edges[:index] + edges[index + 1 :])]
+            return [*_factors(graph, inner, count - 1), *(edges[:index] + edges[index + 1 :])]
     return edges
 
 

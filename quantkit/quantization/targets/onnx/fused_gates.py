@@ -7,7 +7,7 @@ Sigmoid looks up single values, its float op computes a vector at once.
 """
 
 from quantkit.formats import onnx
-from quantkit.formats.onnx.values import parse_message
+from quantkit.formats.onnx.schema import parse_message
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
