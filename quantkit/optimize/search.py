@@ -68,6 +68,7 @@ SCREEN, FINAL, LAST = range(3)
 STAGES = {
     SCREEN: SamplingOptions(processes=1, rounds=2, process_seconds=0.2, warmup_seconds=0.5),
     FINAL: SamplingOptions(processes=3, rounds=4, process_seconds=0.3, warmup_seconds=0.5),
+    LAST: SamplingOptions(process_seconds=0.3, warmup_seconds=1.0),
 }
 # Processor features of each arithmetic that is faster than float32 only with its own instructions.
 FEATURES = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp16", "amx_fp16")}
@@ -620,12 +621,11 @@ class FileSearch:
         assert self.baseline is not None
         others = [each for each in finalists if each.candidate != self.baseline]
         self._report("measuring in new processes")
-        options = SamplingOptions(
+        options = replace(
+            STAGES[LAST],
             seed=self.goal.seed + LAST,
             time_budget=max(self.remaining, COMPARISON_SECONDS),
             further_budget=max(self.remaining, LAST_SECONDS),
-            process_seconds=0.3,
-            warmup_seconds=1.0,
         )
         labelled = [replace(each.candidate, label=each.name) for each in others]
         try:

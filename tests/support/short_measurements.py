@@ -1,6 +1,7 @@
 """Limits of measurements in tests, in which the measured times do not matter."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 
 # Module, name and value of each limit.
@@ -20,3 +21,6 @@ def shorten_measurements(set_attribute: Callable[[object, str, object], None] = 
     """Set the limits in this process."""
     for module, name, value in LIMITS:
         set_attribute(import_module(module), name, value)
+    search = import_module("quantkit.optimize.search")
+    stages = {key: replace(each, process_seconds=0.05, warmup_seconds=0.2) for key, each in search.STAGES.items()}
+    set_attribute(search, "STAGES", stages)
