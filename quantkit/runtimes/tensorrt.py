@@ -1,7 +1,8 @@
 """TensorRT by its Python API, or TensorRT-RTX by the same one: compiled ONNX models in the memory of a GPU.
 
 A program computes the sizes of its optimization profile. A model with dynamic sizes is built for those of the first
-sample, and built again for a sample that exceeds them. The types of the file are the types of the kernels.
+sample, and built again for a sample that exceeds them. The types of the file are the types of the kernels; before
+TensorRT 10, files with float16 permit it for all their float layers.
 """
 
 import ctypes
@@ -65,16 +66,26 @@ class Network:
 
     Raises:
         GraphError: the parser refuses a node.
+        UnavailableError: there is no builder.
     """
 
     def __init__(self, trt: Any, model: bytes, path: str = "") -> None:
         self.trt, self.logger = trt, _logger(trt.ILogger)
-        self._builder = trt.Builder(self.logger)
-        self._network = self._builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        try:
+            self._builder = trt.Builder(self.logger)
+        except TypeError as error:  # there is no object: the library, its driver or its kernels are missing or damaged
+            raise UnavailableError(f"{trt.__name__} {trt.__version__} cannot build: {self.last_error}") from error
+        flags = trt.NetworkDefinitionCreationFlag
+        self._has_types = hasattr(flags, "STRONGLY_TYPED")  # TensorRT 10
+        self._network = self._builder.create_network(
+            1 << int(flags.STRONGLY_TYPED if self._has_types else flags.EXPLICIT_BATCH)
+        )
         self._parser = trt.OnnxParser(self._network, self.logger)  # it holds the weights
         if not self._parser.parse(model, *[path] * bool(path)):
-            error = self._parser.get_error(0)
-            raise self._error(f"node {error.node_name()!r} ({error.node_operator()}): {error.desc()}")
+            fault = self._parser.get_error(0)
+            is_named = hasattr(fault, "node_name")  # TensorRT 10
+            node = f"{fault.node_name()!r} ({fault.node_operator()})" if is_named else fault.node()
+            raise self._error(f"node {node}: {fault.desc()}")
         self.inputs = tuple(_info(self._network.get_input(index)) for index in range(self._network.num_inputs))
         self.outputs = tuple(_info(self._network.get_output(index)) for index in range(self._network.num_outputs))
 
@@ -89,6 +100,12 @@ class Network:
         """
         config, sizes = self._builder.create_builder_config(), self._builder.create_optimization_profile()
         config.clear_flag(self.trt.BuilderFlag.TF32)
+        if not self._has_types:
+            layers = [*self._network]
+            if any(layer.type == self.trt.LayerType.QUANTIZE for layer in layers):
+                config.set_flag(self.trt.BuilderFlag.INT8)
+            if any(layer.get_output_type(0) == self.trt.float16 for layer in layers):
+                config.set_flag(self.trt.BuilderFlag.FP16)
         for name, limits in profile.items():
             sizes.set_shape(name, *map(tuple, limits))
         config.add_optimization_profile(sizes)

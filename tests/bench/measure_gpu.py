@@ -1,6 +1,7 @@
 """Measure float32, float16 and int8 files on an NVIDIA GPU in ONNX Runtime, in under ten minutes, without TensorFlow.
 
-    python tests/bench/measure_gpu.py BUILD [NETWORK ...] [--time-budget 540] [--device gpu|cpu] [--save FILE]
+    python tests/bench/measure_gpu.py BUILD [NETWORK ...] [--runtime RUNTIME ...] [--batch SAMPLES]
+        [--time-budget 540] [--device gpu|cpu] [--save FILE]
 
 BUILD has the files that `measure_tensorrt.py` has written on another machine: the ONNX files NETWORK.float32.onnx,
 NETWORK.float16.onnx, NETWORK.gpu.onnx and NETWORK.half.onnx, and NETWORK.samples.npz. NETWORK.modelopt.onnx, if
@@ -12,7 +13,8 @@ The rows of a network are float32, float16 and int8 in the CUDA provider, which 
 float32, float16 and the int8 files, with float16 for their float layers, in the TensorRT provider; ``native`` is
 TensorRT by its Python API. Runs of the rows alternate.
 ``milliseconds`` has the medians of the copies to the GPU, of the run between them, and of the copies back. ``sqnr``
-compares the outputs with those of the CPU.
+compares the outputs with those of the CPU. With ``--runtime``, the rows of other runtimes in FILE stay.
+``--batch`` repeats the sample in networks with a dynamic first size, whose rows are added to those of FILE.
 ``--device cpu`` tries the script on a machine without a GPU: its times are those of the CPU, without copies.
 """
 
@@ -46,19 +48,26 @@ ROWS: Mapping[str, tuple[str, str, bool]] = {
     "int8 float16 file": ("half", "tensorrt", True),
     "int8 Model-Optimizer": ("modelopt", "tensorrt", True),
     "float32 native": ("float32", "tensorrt_native", False),
+    "float16 native": ("float16", "tensorrt_native", False),
     "int8 native": ("gpu", "tensorrt_native", False),
     "int8 float16 file native": ("half", "tensorrt_native", False),
+    "int8 Model-Optimizer native": ("modelopt", "tensorrt_native", False),
 }
 
 
 class Row:
     """Open session, and the parts of its runs."""
 
-    def __init__(self, path: Path, runtime: str, feeds: Mapping[str, Array], *, device: str, has_half: bool) -> None:
+    def __init__(
+        self, path: Path, runtime: str, feeds: Mapping[str, Array], *, device: str, has_half: bool, batch: int
+    ) -> None:
         start = perf_counter()
         options = SessionOptions(device=device, precision="float16" if has_half and device == "gpu" else "float32")
         self.session = open_session(path, runtime if device == "gpu" else "onnxruntime", options)
         self.feeds = {info.name: feeds[info.name] for info in self.session.inputs}
+        if batch > 1:
+            assert all((info.shape.dims or (1,))[0] is None for info in self.session.inputs), "the batch size is fixed"
+            self.feeds = {name: np.repeat(array, batch, axis=0) for name, array in self.feeds.items()}
         self.outputs = list(self.session.run(self.feeds).values())
         self.build_seconds = perf_counter() - start
         self.parts: list[Mapping[str, float]] = []
@@ -92,28 +101,31 @@ def read_feeds(build: Path, name: str) -> dict[str, Array]:
         return {key.partition("/")[2]: arrays[key] for key in arrays.files if key.startswith(f"{first}/")}
 
 
-def measure(name: str, build: Path, device: str, deadline: float) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace, deadline: float, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a network; a row without a file or without time has a reason."""
+    build, device, batch = options.build, options.device, options.batch
     feeds = read_feeds(build, name)
     cells: dict[str, Any] = {}
     rows: dict[str, Row] = {}
     for label, (kind, runtime, has_half) in ROWS.items():
         path = build / f"{name}.{kind}.onnx"
-        if not path.exists():
+        if runtime not in (options.runtime or [runtime]):
+            cells[label] = saved.get(label, {"skipped": f"the runtime {runtime} was not measured"})
+        elif not path.exists():
             cells[label] = {"skipped": f"there is no {path.name}"}
         elif perf_counter() > deadline:
             cells[label] = {"skipped": "time budget exhausted"}
         else:
             try:
-                rows[label] = Row(path, runtime, feeds, device=device, has_half=has_half)
+                rows[label] = Row(path, runtime, feeds, device=device, has_half=has_half, batch=batch)
             except Exception as error:  # the other rows are measured
                 cells[label] = {"error": str(error).splitlines()[0][:300]}
     for _ in range(WARMUP + ROUNDS):
         for row in rows.values():
             row.run()
-    exact = Row(build / f"{name}.float32.onnx", "onnxruntime", feeds, device="cpu", has_half=False)
+    exact = Row(build / f"{name}.float32.onnx", "onnxruntime", feeds, device="cpu", has_half=False, batch=batch)
     cells |= {label: row.to_json(exact.outputs) for label, row in rows.items()}
-    return {"name": name, "rows": {label: cells[label] for label in ROWS}}
+    return {"name": name, "samples": batch, "rows": {label: cells[label] for label in ROWS}}
 
 
 def main() -> None:
@@ -121,6 +133,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path, help="folder of the files")
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help="networks (default: all with an int8 file)")
+    parser.add_argument("--runtime", action="append", help="runtime, several times for several (default: all)")
+    parser.add_argument("--batch", type=int, default=1, metavar="SAMPLES", help="samples in a call (default: 1)")
     parser.add_argument("--time-budget", type=float, default=540.0, help="seconds for all networks (default: 540)")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="device (default: gpu)")
     parser.add_argument("--save", type=Path, default=Path(__file__).with_name("gpu.json"), help="file to write")
@@ -128,14 +142,14 @@ def main() -> None:
     deadline = perf_counter() + options.time_budget
     files = sorted(options.build.glob("*.gpu.onnx"), key=lambda path: path.stat().st_size)
     names = options.networks or [path.name.removesuffix(".gpu.onnx") for path in files]
-    rows: list[dict[str, Any]] = []
+    saved = json.loads(options.save.read_text())["rows"] if options.save.exists() else []
+    rows = {(row["name"], row.get("samples", 1)): row for row in saved}
     for name in (each for each in names if (options.build / f"{each}.float32.onnx").exists()):
-        rows.append(measure(name, options.build, options.device, deadline))
-        print(
-            json.dumps({**rows[-1], "rows": {key: {**cell, "samples": None} for key, cell in rows[-1]["rows"].items()}})
-        )
-        document = {"schema": "quantkit.bench.gpu/3", "device": options.device}
-        document |= {"machine": this_machine().to_json(), "rows": rows}
+        key = name, options.batch
+        rows[key] = row = measure(name, options, deadline, rows.get(key, {"rows": {}})["rows"])
+        print(json.dumps({**row, "rows": {label: {**cell, "samples": None} for label, cell in row["rows"].items()}}))
+        document = {"schema": "quantkit.bench.gpu/4", "device": options.device}
+        document |= {"machine": this_machine().to_json(), "rows": [*rows.values()]}
         options.save.write_text(json.dumps(document, indent=1) + "\n")
     assert "tensorflow" not in sys.modules
 

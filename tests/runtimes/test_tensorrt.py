@@ -383,3 +383,41 @@ def test_tensorrt_rtx_names_the_refused_node(tmp_path: Path) -> None:
     qk.save(from_text(text).with_(extra=HEADER), path)
     with pytest.raises(GraphError, match=r"\(Det\)"):
         Network(import_module("tensorrt_rtx"), path.read_bytes(), str(path))
+
+
+@pytest.mark.parametrize(
+    ("ops", "flags"), [((), set()), (("QUANTIZE",), {"INT8"}), (("QUANTIZE", "HALF"), {"INT8", "FP16"})]
+)
+def test_before_tensorrt_10_the_flags_of_the_builder_follow_from_the_layers(
+    scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch, ops: tuple[str, ...], flags: set[str]
+) -> None:
+    class OldNetwork(SimpleNamespace):
+        def __iter__(self) -> Iterator[Any]:
+            for op in ("CONVOLUTION", *ops):
+                yield SimpleNamespace(type=op, get_output_type=lambda index, op=op: op)
+
+    api, set_flags = module.import_module("tensorrt"), []
+    config = Builder.create_builder_config
+    monkeypatch.setattr(Builder, "create_network", lambda self, flags: OldNetwork(flags=flags))
+    monkeypatch.setattr(
+        Builder,
+        "create_builder_config",
+        lambda self: SimpleNamespace(**vars(config(self)), set_flag=lambda flag: set_flags.append(flag)),
+    )
+    api.NetworkDefinitionCreationFlag = SimpleNamespace(EXPLICIT_BATCH=0)
+    api.BuilderFlag = SimpleNamespace(TF32=7, INT8="INT8", FP16="FP16")
+    api.LayerType, api.float16 = SimpleNamespace(QUANTIZE="QUANTIZE"), "HALF"
+    network = Network(api, onnx.encode(graph_of()))
+    network.build({})
+    assert network._network.flags == 1
+    assert set(set_flags) == flags
+
+
+def test_a_missing_builder_is_one_line(scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Builder, logger: ILogger) -> None:
+        logger.log(ILogger.Severity.ERROR, "Unable to load library\nmore")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(Builder, "__init__", fail)
+    with pytest.raises(UnavailableError, match="^tensorrt 10.9 cannot build: Unable to load library"):
+        RUNTIME.open(graph_of(), GPU)
