@@ -1,5 +1,6 @@
 """Child processes: their end with the parent, their log, and the reason of their end."""
 
+import gc
 import os
 import re
 import signal
@@ -9,9 +10,11 @@ from multiprocessing.connection import Connection
 from quantkit.cores import end_with_parent
 from quantkit.workers.service import ServiceSpec, WorkerResources, respond
 
-# The affinity is set before any library starts a thread, because threads inherit it.
+# The affinity is set before any library starts a thread, because threads inherit it. Imports create many objects that
+# remain, which the garbage collector would visit repeatedly.
 BOOTSTRAP = """
-import json, os, sys
+import gc, json, os, sys
+gc.disable()
 start = json.loads(sys.argv[1])
 sys.path[:] = start["path"]
 if start["cpus"]:
@@ -35,6 +38,7 @@ def main() -> None:
     The output of the runtime goes to standard error, apart from the responses.
     """
     end_with_parent()
+    gc.enable()
     requests, responses = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
     os.dup2(2, 1)
     spec: ServiceSpec

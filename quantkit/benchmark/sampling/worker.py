@@ -12,6 +12,7 @@ The response to a failed request is {"error": {"message": ..., "hint": ..., "exi
 end of its input.
 """
 
+import gc
 import json
 import os
 import re
@@ -173,6 +174,8 @@ class _Worker:
 
             self._call = self._end_to_end = EndToEndCall(loaded, session, data, batch or 1, self._clock)
             self._batch = self._end_to_end.batch
+        gc.freeze()
+        gc.enable()
         if first_call:
             self._first_call = time_calls(self._opened, 1, self._clock)
         return {
