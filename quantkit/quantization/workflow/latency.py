@@ -130,7 +130,7 @@ def _with_shapes(candidate: Candidate, shapes: Mapping[str, tuple[int, ...]]) ->
 
 
 def _compare(result: Benchmark) -> tuple[Speedup, ...]:
-    """Return the speed-ups that more processes shall make clear: that of the fastest runtimes, or all while it is not.
+    """Return the speed-ups that more processes shall make clear: all, or that of the fastest runtimes once it is clear.
 
     In another runtime, float and int8 may be about equal, which no number of processes would show.
     """

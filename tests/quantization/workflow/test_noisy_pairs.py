@@ -87,3 +87,21 @@ def test_the_two_noisiest_layers_are_tried_if_the_noise_of_the_outputs_is_not_me
     exclude_noisy_layers(conversion, trials, Options(None))
     noisiest = [plan.patterns[index].layer for index in (1, 3)]
     assert tried[-1] == set(noisiest)
+
+
+def test_one_of_two_layers_stays_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TEXT[: TEXT.index("    w3 =")].replace("r2 = Relu(c2", "y = Relu(c2")
+    graph = from_text(text)
+    plan = annotate(graph, Scheme.for_target("litert"))
+    conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0))))
+    assert len(plan.patterns) == 2
+    tried: list[set[str]] = []
+
+    def is_better(alternative: Conversion, present: Conversion, max_loss: float, layers: Iterable[str]) -> bool:
+        tried.append(set(layers))
+        return len(tried[-1]) == 2
+
+    monkeypatch.setattr(lossy_layers, "measure_noise_fractions", lambda *arguments: {"c1": 0.5, "c2": 0.5})
+    trials: Any = SimpleNamespace(is_good=lambda conversion: False, samples=None, is_better=is_better)
+    assert exclude_noisy_layers(conversion, trials, Options(None)) is conversion
+    assert tried == [{"c1"}, {"c2"}]

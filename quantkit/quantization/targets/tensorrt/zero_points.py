@@ -136,7 +136,7 @@ class _ZeroPointFolding:
         elif node.op == QUANTIZE:
             if (offset := self._take_zero_point(node)) != shift:
                 self._shift_input(node, offset - shift)
-        elif shift and self._has_whole_sums(node, shift):
+        elif shift and self._ensure_whole_sums(node, shift):
             self._add_to_layer(node, -shift)
         elif not self._translate(node):
             for slot, edge in enumerate(node.inputs):
@@ -235,8 +235,8 @@ class _ZeroPointFolding:
             return np.asarray(values.sum(1 if layer.attrs.get("transB") else 0))
         return np.asarray(values.sum(-2, keepdims=values.ndim > 2))
 
-    def _has_whole_sums(self, layer: Node, shift: float) -> bool:
-        """Return True for a layer whose outputs are sums over all weights, if need be after a Pad before it.
+    def _ensure_whole_sums(self, layer: Node, shift: float) -> bool:
+        """Add a Pad before a padded convolution; return True if the outputs of the layer are sums over all weights.
 
         Args:
             layer: node of the new graph.
