@@ -30,6 +30,7 @@ class AccuracyReport:
         failures: errors of the faster runtimes, which could not run the model.
         doubts: reasons why the metrics are meaningless, for example outputs that barely vary.
         int8_nodes: names in the file of the nodes that the runtime computes in int8; None if it does not show them.
+        by_run: the same as ``metrics`` for each run of a trial; empty for other measurements.
     """
 
     metrics: ClassificationMetrics | OutputSqnr | None = None
@@ -39,6 +40,7 @@ class AccuracyReport:
     failures: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     int8_nodes: frozenset[str] | None = field(default=None, repr=False)
+    by_run: tuple[ClassificationMetrics | OutputSqnr, ...] = field(default=(), repr=False)
 
     @property
     def quality(self) -> ClassificationMetrics | None:

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quantkit.errors import GraphError, InputError, QuantkitError, UnavailableError
+from quantkit.evaluation.classification_metrics import ClassificationMetrics
+from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.graph import Graph
 from quantkit.model import load
@@ -18,7 +20,7 @@ from quantkit.runtimes.session import Session
 
 
 def measure_accuracy(
-    file: Path, conversion: Conversion, reference: FloatReference, runtimes: Sequence[str] = ()
+    file: Path, conversion: Conversion, reference: FloatReference, runtimes: Sequence[str] = (), *, by_run: bool = False
 ) -> AccuracyReport:
     """Run a quantized file in the first runtime that can, and compare its outputs with the float model's.
 
@@ -28,6 +30,7 @@ def measure_accuracy(
         reference: outputs of the float model.
         runtimes: names of the runtimes to try; without one, those of the conversion. Samples of different sizes run
             last in those that compile for each size.
+        by_run: measure each run by itself, too.
 
     Raises:
         UnavailableError, GraphError, InputError: no runtime can run the file; the error of the fastest one.
@@ -40,7 +43,8 @@ def measure_accuracy(
     for name in names:
         try:
             with open_session(model, name, conversion.session_options) as session:
-                metrics = reference.compare(session)
+                runs: list[ClassificationMetrics | OutputSqnr] = []
+                metrics = reference.compare(session, runs if by_run else None)
                 return AccuracyReport(
                     metrics,
                     session.runtime,
@@ -48,6 +52,7 @@ def measure_accuracy(
                     reference.top1,
                     tuple(error.message for error in failures),
                     int8_nodes=session.int8_nodes if names_endpoints(conversion.target) else None,
+                    by_run=tuple(runs),
                 )
         except (UnavailableError, GraphError, InputError) as error:
             failures.append(error)

@@ -257,9 +257,25 @@ class FloatReference:
             rows = rows_of(renamed, self.rows, len(classes), self.whole_outputs)
             yield ComparedRun(expected, rows, rows_of(feeds, self.rows, len(classes)), classes)
 
-    def compare(self, session: Session) -> ClassificationMetrics | OutputSqnr:
-        """Run another model on the same samples; return its distance from the float model."""
-        return self.measure(self.runs(session))
+    def compare(
+        self, session: Session, by_run: list[ClassificationMetrics | OutputSqnr] | None = None
+    ) -> ClassificationMetrics | OutputSqnr:
+        """Run another model on the same samples; return its distance from the float model.
+
+        Args:
+            session: session of the other model.
+            by_run: list that gets the distance in each run; None to measure all runs together only.
+        """
+        runs = self.runs(session)
+        return self.measure(runs if by_run is None else self._measure_each(runs, by_run))
+
+    def _measure_each(
+        self, runs: Iterable[ComparedRun], by_run: list[ClassificationMetrics | OutputSqnr]
+    ) -> Iterator[ComparedRun]:
+        """Yield the runs; append the distance in each to a list."""
+        for run in runs:
+            by_run.append(self.measure([run]))
+            yield run
 
     def losses(self, session: Session) -> list[Loss]:
         """Run another model on the same samples; return the loss of each run."""

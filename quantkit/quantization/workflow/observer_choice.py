@@ -57,7 +57,7 @@ def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> C
             break  # all migrations without a cost in latency are compared, also after a good one
         scales = find_scales(conversion.graph, conversion.plan, observed.ranges, strength, inserts=inserts)
         alternative = None if scales in tried else _with_scales(observed, scales, trials, options)
-        if alternative is not None and trials.is_better(alternative, best, max_loss):
+        if alternative is not None and trials.is_better(alternative, best, max_loss, in_most_runs=True):
             best = alternative
         tried.append(scales)
     if best is not conversion:
@@ -104,11 +104,12 @@ def choose_bias_correction(conversion: Conversion, trials: Trials, options: Opti
         return conversion
     best = conversion
     with_activations = _with_mean_errors(conversion, trials, options)
-    if with_activations is not None and trials.is_better(with_activations, best, policy.MAX_CORRECTED_LOSS):
+    limit = policy.MAX_CORRECTED_LOSS
+    if with_activations is not None and trials.is_better(with_activations, best, limit, in_most_runs=True):
         best = with_activations
     plan = replace(conversion.plan, scheme=scheme.with_(bias_correction=False))
     without = replace(conversion, plan=plan)
-    if trials.is_better(without, best, policy.MAX_CORRECTED_LOSS):
+    if trials.is_better(without, best, limit, in_most_runs=True):
         options.on_message("no bias correction: the outputs are nearer to the float model without it")
         return without
     if best is not conversion:

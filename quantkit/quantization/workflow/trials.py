@@ -5,11 +5,15 @@ report, which then needs no measurement of its own. Alternatives are compared on
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from math import sqrt
 from time import perf_counter
+
+import numpy as np
 
 from quantkit.errors import QuantkitError
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.temporary import temporary_folder
+from quantkit.ir.tensor import Array
 from quantkit.progress import Progress
 from quantkit.quantization.fallback import ERROR, Loss
 from quantkit.quantization.precision import policy
@@ -73,7 +77,13 @@ class Trials:
         return 0.0 if accuracy is None else _loss_of(accuracy).drop
 
     def is_better(
-        self, alternative: Conversion, conversion: Conversion, max_loss: float, layers: Iterable[str] = ()
+        self,
+        alternative: Conversion,
+        conversion: Conversion,
+        max_loss: float,
+        layers: Iterable[str] = (),
+        *,
+        in_most_runs: bool = False,
     ) -> bool:
         """Return True if the loss of an alternative is at most a fraction ``max_loss`` of that of a conversion.
 
@@ -82,6 +92,9 @@ class Trials:
             conversion: conversion that it may replace.
             max_loss: largest fraction of the loss that may remain.
             layers: layers that only the alternative computes in float; they get the gain of a better alternative.
+            in_most_runs: the loss must also be smaller in more runs than it is larger, by at least the standard
+                deviation of the difference by chance, sqrt(n) in n runs. A few runs with large errors decide about the
+                sum, and other samples would often show no gain.
         """
         default = self._trial(conversion)
         if default is None:
@@ -91,6 +104,9 @@ class Trials:
             return False
         loss, present = _loss_of(accuracy), _loss_of(default)
         is_better = loss.drop <= present.drop and loss.kl_divergence < max_loss * present.kl_divergence
+        if in_most_runs:
+            signs = np.sign(_losses_by_run(default) - _losses_by_run(accuracy))
+            is_better &= bool(signs.sum() >= sqrt(len(signs)))
         if is_better:
             self._best = alternative, accuracy
             self.gains |= dict.fromkeys(layers, present.kl_divergence - loss.kl_divergence)
@@ -152,7 +168,8 @@ class Trials:
                 file = folder / f"trial{conversion.target.suffixes[0]}"
                 conversion.write(file)
                 names = runtimes or conversion.trial_runtimes
-                return measure_accuracy(file, conversion, reference or self.samples, names)
+                by_run = reference is None
+                return measure_accuracy(file, conversion, reference or self.samples, names, by_run=by_run)
         except QuantkitError as error:
             self.report_failure(error)
             return None
@@ -168,3 +185,8 @@ def _loss_of(accuracy: AccuracyReport) -> Loss:
         return Loss(metrics.error, metrics.error, ERROR)
     agreement, kl_divergence = metrics.agreement, metrics.kl_divergence
     return Loss(1 - agreement.value if agreement else 1.0, float("inf") if kl_divergence is None else kl_divergence)
+
+
+def _losses_by_run(accuracy: AccuracyReport) -> Array:
+    """Return the distance from the float model in each run, (n,)."""
+    return np.array([_loss_of(AccuracyReport(metrics)).kl_divergence for metrics in accuracy.by_run])

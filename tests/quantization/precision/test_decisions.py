@@ -176,7 +176,7 @@ def test_the_kind_of_a_loss_is_stated(kind: str, is_good: bool, monkeypatch: pyt
 
 
 def test_a_failed_trial_is_reported_and_is_not_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any, **keywords: Any) -> None:
         raise UnavailableError("the runtime has no kernel")
 
     messages: list[str] = []

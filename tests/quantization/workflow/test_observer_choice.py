@@ -11,13 +11,14 @@ import pytest
 import quantkit as qk
 from quantkit.data import as_dataset
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.tensor import DType, Shape
+from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.quantization import Range, Scheme
 from quantkit.quantization.annotation import in_target_dialect
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow import observer_choice
 from quantkit.quantization.workflow import trials as trials_module
+from quantkit.quantization.workflow.accuracy import open_conversion
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
@@ -45,12 +46,12 @@ def network() -> Graph:
     return in_target_dialect(Graph.of(nodes, ["x"], ["y"]), "onnx")
 
 
-def calibrate(options: Options) -> tuple[Conversion, FloatReference]:
+def calibrate(options: Options, samples: Array = SAMPLES) -> tuple[Conversion, FloatReference]:
     graph = network()
     plan = choose_plan(
         options, graph, Scheme.for_target("onnx", **({"observer": options.observer} if options.observer else {}))
     )
-    ranges, reference = compute_ranges(qk.load(graph), graph, plan, as_dataset(SAMPLES), options)
+    ranges, reference = compute_ranges(qk.load(graph), graph, plan, as_dataset(samples), options)
     return Conversion(graph, plan, ranges), reference
 
 
@@ -107,9 +108,9 @@ def test_the_present_conversion_is_measured_once(monkeypatch: pytest.MonkeyPatch
     files: list[Path] = []
     measure_accuracy = trials_module.measure_accuracy
 
-    def measure(file: Path, *arguments: Any) -> AccuracyReport:
+    def measure(file: Path, *arguments: Any, **keywords: Any) -> AccuracyReport:
         files.append(file)
-        return measure_accuracy(file, *arguments)
+        return measure_accuracy(file, *arguments, **keywords)
 
     monkeypatch.setattr(trials_module, "measure_accuracy", measure)
     options = Options(None, calibration=SAMPLES)
@@ -124,6 +125,27 @@ def test_the_present_conversion_is_measured_once(monkeypatch: pytest.MonkeyPatch
     assert len(files) == 5
     assert trials.is_good(conversion)
     assert len(files) == 5
+
+
+@pytest.mark.parametrize(
+    ("row", "factor", "clipping", "num_wins"),
+    [(9, 8.0, 0.6, range(-16, 0)), (0, 0.2, 0.6, range(1, 4)), (0, 0.2, 0.4, range(4, 17))],
+)
+def test_a_correction_is_better_in_more_runs_than_by_chance(
+    row: int, factor: float, clipping: float, num_wins: range
+) -> None:
+    """In 16 runs, the difference by chance is 4; one run with large values decides about the sum of the errors."""
+    samples = SAMPLES.copy()
+    samples[row] *= factor
+    options = Options(None, calibration=samples)
+    conversion, reference = calibrate(options, samples)
+    wide = replace(conversion, ranges=replace(conversion.ranges, ranges=dict(conversion.ranges.extremes)))
+    narrow = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(wide.ranges, clipping)))
+    with open_conversion(wide) as first, open_conversion(narrow) as second:
+        pairs = zip(*(Trials(reference, options).samples.losses(each) for each in (first, second)), strict=True)
+        assert sum(np.sign(other.kl_divergence - loss.kl_divergence) for loss, other in pairs) in num_wins
+    assert Trials(reference, options).is_better(wide, narrow, 0.9)
+    assert Trials(reference, options).is_better(wide, narrow, 0.9, in_most_runs=True) is (4 in num_wins)
 
 
 def test_the_report_of_a_good_conversion_needs_no_further_measurement() -> None:
@@ -189,7 +211,8 @@ def test_all_migrations_without_a_cost_in_latency_are_compared(
         def is_good(self, conversion: Any) -> bool:
             return bool(conversion.loss <= 0.025)
 
-        def is_better(self, alternative: Any, conversion: Any, max_loss: float) -> bool:
+        def is_better(self, alternative: Any, conversion: Any, max_loss: float, *, in_most_runs: bool) -> bool:
+            assert in_most_runs
             tried.append(alternative)
             return bool(alternative.loss < max_loss * conversion.loss)
 
