@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -39,17 +40,22 @@ KINDS = [pytest.param(kind, marks=[pytest.mark.engine] * (kind in ("saved_model"
 
 
 @pytest.fixture(scope="module")
-def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def quantize(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, qk.QuantizationResult]]:
     """Return a function that quantizes the bundled network once into a file of a kind."""
     folder = tmp_path_factory.mktemp("receipts")
 
-    def find(kind: str) -> Path:
+    @cache
+    def quantize_once(kind: str) -> tuple[Path, qk.QuantizationResult]:
         target, name = FILES[kind]
-        if not (folder / name).exists():
-            qk.quantize("digits", SAMPLES, target=target, runs=0, output=folder / name)
-        return folder / name
+        return folder / name, qk.quantize("digits", SAMPLES, target=target, runs=0, output=folder / name)
 
-    return find
+    return quantize_once
+
+
+@pytest.fixture(scope="module")
+def write(quantize: Callable[[str], tuple[Path, qk.QuantizationResult]]) -> Callable[[str], Path]:
+    """Return a function that returns the quantized file of a kind."""
+    return lambda kind: quantize(kind)[0]
 
 
 def copy(source: Path, folder: Path) -> Path:
@@ -105,15 +111,15 @@ def test_digests_are_those_of_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_result_equals_the_output(kind: str, tmp_path: Path, write: Callable[[str], Path]) -> None:
-    target, name = FILES[kind]
-    result = qk.quantize("digits", SAMPLES, target=target, runs=0)
-    result.save(tmp_path / name)
-    path = write(kind)
+def test_saved_result_equals_the_output(
+    kind: str, tmp_path: Path, quantize: Callable[[str], tuple[Path, qk.QuantizationResult]]
+) -> None:
+    path, result = quantize(kind)
+    result.save(tmp_path / path.name)
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     assert len(files) == (2 if kind == "saved_model" else 1)
     for file in files:
-        assert (tmp_path / name / file.relative_to(path)).read_bytes() == file.read_bytes()
+        assert (tmp_path / path.name / file.relative_to(path)).read_bytes() == file.read_bytes()
     assert "receipt" not in result.model.metadata
 
 
