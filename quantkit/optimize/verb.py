@@ -269,7 +269,8 @@ def optimize(options: OptimizeOptions) -> Optimization:
         raise OptimizationInterrupted(result) from None
     result = _conclude(search, float_model, float_options, output, folder)
     if options.deploy is not None:
-        result.deploy(options.deploy, options.server)
+        deployed = result.deploy(options.deploy, options.server)
+        options.on_message(f"{deployed}: README.md has the commands that start the server and check its outputs")
     return result
 
 

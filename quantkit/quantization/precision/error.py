@@ -133,15 +133,15 @@ class ErrorProbe:
     ) -> None:
         """Run the float model.
 
-        Raises:
-            UnavailableError: the graph has no real output, or the sizes of an output depend on values.
-
         Args:
             switched: graph with a switch for each quantization.
             session: session of `tap_outputs` of the graph.
             feeds: feeds of the runs.
             outputs: outputs of the float model, by name.
             states: output of each state by the name of its input, for a recurrent model.
+
+        Raises:
+            UnavailableError: the graph has no real output, or the sizes of an output depend on values.
         """
         self.switched = switched
         self._session, self._feeds, self._recorded, self._states = session, feeds, outputs, states

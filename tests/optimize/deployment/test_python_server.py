@@ -150,9 +150,17 @@ def test_the_int8_file_of_a_search_is_served(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("onnxruntime")
     script(monkeypatch, int8_is_fast)
     data, folder = ROOT / "assets/digits_heldout.npz", tmp_path / "served"
+    messages: list[str] = []
     result = quantkit.optimize(
-        "digits", data, runtimes=["onnxruntime"], output=tmp_path / "best", deploy=folder, server="python"
+        "digits",
+        data,
+        runtimes=["onnxruntime"],
+        output=tmp_path / "best",
+        deploy=folder,
+        server="python",
+        on_message=messages.append,
     )
+    assert messages[-1] == f"{folder}: README.md has the commands that start the server and check its outputs"
     assert result.best.form.precision == "int8"
     with serve(folder) as url:
         rows = [post(f"{url}/classify", path.read_bytes())["predictions"] for path in DIGITS]
