@@ -89,8 +89,7 @@ def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Option
         alternative = _try_float(conversion, {layer: reason}, policy.MAX_FLOAT_LOSS, trials, options)
         if alternative is not conversion:
             num_float, rest, conversion = num_float + 1, max(rest - fraction, 0.0), alternative
-    is_possible = not num_float and max_layers >= 2
-    return _exclude_noisy_pair(conversion, causes, trials, options) if is_possible else conversion
+    return conversion if num_float or max_layers < 2 else _exclude_noisy_pair(conversion, causes, trials, options)
 
 
 def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> dict[str, tuple[float, str]]:

@@ -111,10 +111,7 @@ def _changed_edges(conversion: Conversion, other: Conversion) -> list[Edge]:
 
 
 def _describe_traffic(conversion: Conversion, layers: Iterable[str], trials: Trials) -> str:
-    """Return the estimated memory traffic of the Pad ops before layers, and the scheme that omits these.
-
-    The int8 values are read once and written once.
-    """
+    """Return the estimated traffic of Pad ops before layers, two bytes for each value, and the scheme without them."""
     graph, samples = conversion.graph, trials.samples.feeds[0]
     shapes = infer_sample_shapes(graph, {name: array.shape for name, array in samples.items()})
     sizes = (prod(size or 1 for size in shapes[edge].dims or ()) for edge in {graph[each].inputs[0] for each in layers})

@@ -105,10 +105,8 @@ def _move(graph: Graph, node: Node, values: Array) -> Array | None:
 def _is_requantized(graph: Graph, start: Edge, edge: Edge) -> bool:
     """Return True if all consumers of an edge quantize it with the parameters of the start."""
     consumers, parameters = graph.consumers(edge), _parameters(graph, graph[start.node])
-    is_consumed = bool(consumers) and edge not in graph.outputs and None not in parameters
-    return is_consumed and all(
-        node.op == "QuantizeLinear" and _parameters(graph, node) == parameters for node in consumers
-    )
+    is_used = bool(consumers) and edge not in graph.outputs and None not in parameters
+    return is_used and all(node.op == "QuantizeLinear" and _parameters(graph, node) == parameters for node in consumers)
 
 
 def _parameters(graph: Graph, node: Node) -> list[float | None]:
