@@ -14,7 +14,8 @@ target ``tensorrt``, the same with zero points of all tensors, and the calculate
 the ratio of the steps for the range of the ``onnx`` file. ``exceeding`` has the measured and the calculated loss of
 each symmetric tensor with negative values that loses more. ``kernels`` counts those of both compiled files.
 With --subsets, both targets are quantized on each of N halves of all calibration samples of a network, and compared on
-its held-out samples: ``subsets`` has the mean loss of a sample and half of its 95 % interval, over files and samples.
+its held-out samples: ``subsets`` has the mean loss of a sample and half of its 95 % interval, over files and samples,
+and the median of the files with its interval, which a few files with other float layers do not move.
 
 With TensorRT-RTX 1.7.1.116, the float file and the files of the target are compiled: the report counts the planned int8
 layers that are int8 kernels, and the layers about which `summarize --for tensorrt` and the compiled program agree. No
@@ -39,7 +40,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import numpy as np  # noqa: E402
 from measure_portability import Outputs, sqnr  # type: ignore[import-not-found]  # noqa: E402
-from onnx_networks import NETWORKS, RECURRENT, Feeds, open_onnxruntime  # noqa: E402
+from onnx_networks import NETWORKS, RECURRENT, Feeds, bootstrap, open_onnxruntime  # noqa: E402
 from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # noqa: E402
 
 import quantkit as qk  # noqa: E402
@@ -270,10 +271,7 @@ def compare_samples(expected: Outputs, outputs: dict[str, Outputs]) -> list[floa
 
 
 def compare_subsets(network: SavedNetwork, build: Path, name: str, count: int) -> dict[str, Any]:
-    """Return the loss of a held-out sample from ``cpu`` to ``gpu``, with files of halves of the calibration samples.
-
-    The half of the 95 % interval is the root of the sum of the squares of those over files and over samples.
-    """
+    """Return the loss of a held-out sample from ``cpu`` to ``gpu``, with files of halves of the calibration samples."""
     run, held_out = open_onnxruntime(NETWORKS[name].path), list[Feeds]()
 
     def record(feeds: Feeds) -> Any:
@@ -297,11 +295,19 @@ def compare_subsets(network: SavedNetwork, build: Path, name: str, count: int) -
             sqnrs[kind] = [sqnr([exact], [values]) for exact, values in pairs]
         losses.append(np.subtract(sqnrs["cpu"], sqnrs["gpu"]))
         print(name, *summarize_mean(losses[-1]), flush=True)
-    (mean, by_files), (_, by_samples) = (summarize_mean(np.mean(losses, axis)) for axis in (1, 0))
+    by_sample = summarize_mean(np.mean(losses, 0))[1]
+    return {"held_out": len(held_out), **summarize_files([float(np.mean(each)) for each in losses], by_sample)}
+
+
+def summarize_files(losses: list[float], by_sample: float) -> dict[str, Any]:
+    """Return the mean loss of pairs of files, half of its 95 % interval over files and samples, and the median."""
+    mean, by_file = summarize_mean(losses)
+    interval = bootstrap(len(losses), lambda rows: float(np.median(np.array(losses)[rows])))
     return {
-        "files": count,
-        "held_out": len(held_out),
-        "loss_db": [mean, round(float(np.hypot(by_files, by_samples)), 2)],
+        "loss_db": [mean, round(float(np.hypot(by_file, by_sample)), 2)],
+        "median_db": round(float(np.median(losses)), 2),
+        "median_interval_db": [round(each, 2) for each in interval],
+        "losses_db": [round(each, 2) for each in losses],
     }
 
 
@@ -346,7 +352,11 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
             if "paired_loss_db" in row and row["paired_loss_db"][0] - row["paired_loss_db"][1] > 0
         },
         "kernels": {row["name"]: row["kernels"] for row in rows if "kernels" in row},
-        "subsets": {row["name"]: row["subsets"] for row in rows if "subsets" in row},
+        "subsets": {
+            row["name"]: {key: value for key, value in row["subsets"].items() if key != "losses_db"}
+            for row in rows
+            if "subsets" in row
+        },
         "median_loss_db": round(float(np.median([*losses.values()] or [0.0])), 2),
         "half_loss_db": {name: round(pair["gpu"] - pair["half"], 2) for name, pair in pairs.items()},
         "tensors": {

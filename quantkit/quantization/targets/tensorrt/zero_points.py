@@ -10,7 +10,8 @@ select it:
 
     QuantizeLinear -> DequantizeLinear -> Pad -> QuantizeLinear -> DequantizeLinear -> Conv without padding
 
-TensorRT computes the three ops in the middle in one kernel.
+TensorRT-RTX computes the three ops in the middle in one kernel, with a bias and an activation before them. Its builder
+accepts no Pad of int8 values.
 """
 
 from collections.abc import Mapping
