@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -164,7 +164,8 @@ class OptimizeOptions(InputImageOptions, ShapeOptions, LoadingOptions):
         None,
         require_path,
         metavar="FILE",
-        help="repeat the search that wrote this file: its objective, bound, runtimes, precisions, time budget and seed",
+        help="repeat the search that wrote this file: its objective, bound, runtimes, precisions, time budget and "
+        "seed, unless another value than the default is given here",
     )
     seed: int = option(0, require_natural, help="seed of the measurements (default: 0)")
     deploy: PathLike | None = option(
@@ -209,7 +210,9 @@ def optimize(options: OptimizeOptions) -> Optimization:
     start, output = monotonic(), None if options.output is None else Path(options.output)
     search_options = {name: getattr(options, name) for name in REPEATED}
     if options.from_receipt is not None:
-        search_options = _read_search(options.from_receipt)
+        recorded = _read_search(options.from_receipt)
+        default = {each.name: each.default for each in fields(options)}
+        search_options |= {name: recorded[name] for name in REPEATED if search_options[name] == default[name]}
     goal = Goal(
         search_options["objective"],
         search_options["max_drop"],

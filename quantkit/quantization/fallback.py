@@ -13,7 +13,7 @@ Every measurement is saved in a state file, if one is given, so that an interrup
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import ErrorPrediction
 
-SCHEMA = "quantkit.fallback/2"
+SCHEMA, STATE_SCHEMA = "quantkit.fallback/2", "quantkit.fallback_state/1"
 # Quantity of a drop: agreement with the float model, top-1, or error of the outputs and loss of a task's metric.
 AGREEMENT, TOP1, ERROR = "agreement", "top1", "error"
 
@@ -329,8 +329,8 @@ def _values(loss: Loss | None) -> list[float] | None:
 
 
 def _save(path: Path, losses: Mapping[frozenset[str], Loss]) -> None:
-    rows = [{"float": sorted(layers), "loss": _values(loss)} for layers, loss in losses.items()]
-    text = json.dumps({"schema": SCHEMA, "measured": rows}, indent=1)
+    rows = [{"float": sorted(layers), "loss": astuple(loss)} for layers, loss in losses.items()]
+    text = json.dumps({"schema": STATE_SCHEMA, "measured": rows}, indent=1)
     write_whole(path, lambda file: file.write(text.encode()))
 
 
@@ -338,9 +338,9 @@ def _load(path: Path) -> dict[frozenset[str], Loss]:
     hint = "remove it to start again"
     try:
         document = read_json(path, hint)
-        if document["schema"] != SCHEMA:
+        if document["schema"] != STATE_SCHEMA:
             raise ValueError(document["schema"])
-        check_structure(document["measured"], [{"float": [str], "loss": (float, float)}], "measured")
+        check_structure(document["measured"], [{"float": [str], "loss": (float, float, str)}], "measured")
         return {frozenset(row["float"]): Loss(*row["loss"]) for row in document["measured"]}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not the state of a search: {error}", hint) from None

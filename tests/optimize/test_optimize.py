@@ -214,7 +214,7 @@ def test_a_broken_runtime_is_not_a_candidate(data: Path, monkeypatch: pytest.Mon
 
 def test_any_budget_gives_a_result(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(monkeypatch, int8_is_fast, is_shared=False)
-    result = qk.optimize("digits", data, runtimes=["openvino"], time_budget=0.5, output=tmp_path / "m.onnx")
+    result = qk.optimize("digits", data, runtimes=["openvino"], time_budget=0.01, output=tmp_path / "m.onnx")
     assert result.is_float
     assert result.file.exists()
     assert "time budget" in " ".join(result.skipped.values())
@@ -345,6 +345,8 @@ def test_a_search_is_repeated_from_a_receipt(data: Path, tmp_path: Path, monkeyp
     assert again.goal == first.goal
     assert again.best.name == first.best.name
     assert qk.load(again.file).graph.nodes == qk.load(first.file).graph.nodes
+    other = qk.optimize("digits", data, from_receipt=first.file, seed=8)
+    assert (other.goal.seed, other.goal.max_drop) == (8, 0.02)
     qk.quantize("digits", data, runs=0, limit=8, output=tmp_path / "other.onnx")
     with pytest.raises(InputError, match="no search"):
         qk.optimize("digits", data, from_receipt=tmp_path / "other.onnx")

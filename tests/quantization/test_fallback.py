@@ -25,7 +25,7 @@ class Network:
         self.now += self.seconds
         self.choices.append(floats)
         drop = sum(cost for name, cost in self.costs.items() if name not in floats)
-        return Loss(drop, drop / 2)
+        return Loss(drop, drop / 2, ERROR)
 
     def clock(self) -> float:
         return self.now
@@ -152,15 +152,16 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
     second = Network(costs)
     result = run(second, state=state)
     assert result.keep_float == {"a", "b"}
+    assert result.baseline.kind == ERROR
     assert not set(first.choices) & set(second.choices)
 
 
 def test_a_damaged_state_is_an_error(tmp_path: Path) -> None:
     state = tmp_path / "search.json"
-    rows = '{"schema": "quantkit.fallback/2", "measured": [{"float": ["a"], "loss": %s}]}'
+    rows = '{"schema": "quantkit.fallback_state/1", "measured": [{"float": ["a"], "loss": %s}]}'
     wrong = "is not the state of a search"
     cases = [("{", "is not a JSON file"), ("{}", wrong), ("[" * 100_000, "deep"), (rows % "[0.1]", wrong)]
-    for text, message in (*cases, (rows % '["a", "b"]', wrong)):
+    for text, message in (*cases, (rows % '["a", "b", "c"]', wrong)):
         state.write_text(text)
         with pytest.raises(InputError, match=message):
             run(Network({"a": 1.0}), state=state)

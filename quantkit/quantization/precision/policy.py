@@ -39,6 +39,9 @@ MAX_CHEAP_LOSS = 0.9
 MAX_OBSERVER_LOSS = 0.8
 # Other corrections, which cost no latency.
 MAX_CORRECTED_LOSS = 0.95
+# Runs in which such a correction has the smaller loss minus those in which it has the larger one, in standard
+# deviations of this difference by chance: a few runs with large errors decide about the sum.
+MIN_WINS = 1.0
 
 # --- Candidates
 
@@ -127,6 +130,7 @@ SUPPORTED_BY = {
     "MAX_CHEAP_LOSS": (*_LAST, "gtcrn_stream", "kwt1"),
     "MAX_OBSERVER_LOSS": ("sediment_unet",),
     "MAX_CORRECTED_LOSS": _CORRECTED,
+    "MIN_WINS": ("kwt1", "pplcnet_orientation", "vittrack"),
     "MAX_SIGNED_DB": ("pplcnet_orientation", "vittrack", "yolox_nano", "yunet_n_320"),
     "MAX_UNPADDED_DB": ("fastestdet", "ultraface_rfb320", "vittrack", "xfeat"),
     "MAX_LAYERS": _LOSSY,

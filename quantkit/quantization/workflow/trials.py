@@ -92,9 +92,8 @@ class Trials:
             conversion: conversion that it may replace.
             max_loss: largest fraction of the loss that may remain.
             layers: layers that only the alternative computes in float; they get the gain of a better alternative.
-            in_most_runs: the loss must also be smaller in more runs than it is larger, by at least the standard
-                deviation of the difference by chance, sqrt(n) in n runs. A few runs with large errors decide about the
-                sum, and other samples would often show no gain.
+            in_most_runs: the loss must also be smaller in more runs than it is larger: see `policy.MIN_WINS`. The
+                deviation by chance is sqrt(n) in n independent runs.
         """
         default = self._trial(conversion)
         if default is None:
@@ -104,9 +103,9 @@ class Trials:
             return False
         loss, present = _loss_of(accuracy), _loss_of(default)
         is_better = loss.drop <= present.drop and loss.kl_divergence < max_loss * present.kl_divergence
-        if in_most_runs:
+        if is_better and in_most_runs:
             signs = np.sign(_losses_by_run(default) - _losses_by_run(accuracy))
-            is_better &= bool(signs.sum() >= sqrt(len(signs)))
+            is_better = bool(signs.sum() >= policy.MIN_WINS * sqrt(len(signs)))
         if is_better:
             self._best = alternative, accuracy
             self.gains |= dict.fromkeys(layers, present.kl_divergence - loss.kl_divergence)
