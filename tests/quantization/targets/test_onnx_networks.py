@@ -21,7 +21,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.onnx"))
 # Least metric in int8, and least fraction of the MACs that ONNX Runtime computes in int8.
 EXPECTED = {
     "kwt1": (0.9, 0.4),
-    "pplcnet_orientation": (0.95, 0.93),  # the first layer stays float
+    "pplcnet_orientation": (0.95, 0.86),  # the first layer and one with half of the noise stay float
     "sediment_unet": (0.96, 0.88),  # the last two layers stay float
     "super_resolution_10": (25.7, 1.0),
     "vittrack": (0.85, 0.57),  # attention products and the first layers stay float
