@@ -1,13 +1,14 @@
 """Compare int8 models of quantkit with those of ONNX Runtime's quantizer and of NNCF on trained ONNX networks.
 
     python tests/bench/onnx_networks.py BUILD [NETWORK ...] [--tools TOOL ...] [--nncf PYTHON] [--reuse] [--save FILE]
-    python tests/bench/onnx_networks.py BUILD [NETWORK ...] --speed [--rounds 20] [--save FILE]
+    python tests/bench/onnx_networks.py BUILD [NETWORK ...] --speed [--save FILE]
 
 The first form quantizes each network of `support/onnx_networks.py` with all tools on the same calibration samples, and
 measures the number of nodes, the int8 fraction of the MACs in each runtime, the metric of the task on other samples
 with the 95 % interval of its difference from the float model, and the SQNR of the outputs: figures that do not depend
 on the load of the machine. ``--reuse`` measures models in BUILD again without quantizing. The second form measures the
-speed-ups of the models in BUILD: the median of the ratios of alternating runs to the float model in the same runtime.
+speed-ups of the models in BUILD over the float model in the same runtime by `benchmark`, in processes of their own:
+in one process, idle threads of ONNX Runtime that spin slow the other models by up to two times.
 
 In a mean over samples, opposite errors cancel. The deviation of a model is therefore the mean over the samples of the
 absolute difference from the float model's result for the same sample. quantkit's model is nearer to the float model
@@ -27,7 +28,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,8 @@ from onnx_networks import NETWORKS, Feeds, OnnxNetwork, Run, bootstrap, open_onn
 import quantkit as qk  # noqa: E402
 from quantkit import formats  # noqa: E402
 from quantkit.benchmark.host.machine import this_machine  # noqa: E402
+from quantkit.benchmark.results.report import NotMeasuredError  # noqa: E402
+from quantkit.benchmark.results.speedup import Speedup  # noqa: E402
 from quantkit.ir.tensor import Array  # noqa: E402
 from quantkit.quantization import Scheme  # noqa: E402
 from quantkit.quantization.report.census import executed_int8_fractions  # noqa: E402
@@ -326,31 +329,30 @@ def mean_with_interval(differences: Array) -> tuple[float, float, float]:
     return float(differences.mean()), low, high
 
 
-def measure_speed(network: OnnxNetwork, build: Path, rounds: int, row: dict[str, Any]) -> None:
-    """Update the row of a network with the speed-ups of the int8 models in a folder."""
+def measure_speed(network: OnnxNetwork, build: Path, row: dict[str, Any]) -> None:
+    """Update the row of a network with the speed-ups of the int8 models in a folder, and their 95 % intervals.
+
+    `benchmark` reads no sample whose inputs have different first sizes: such networks run on random inputs, and are not
+    measured if their sizes are dynamic.
+    """
     feeds = network.calibration(open_onnxruntime(network.path))[-1]
+    has_rows = len({array.shape[:1] for array in feeds.values()}) == 1
     for runtime in RUNTIMES:
         names = [name for name in TOOLS if "metric" in row.get(name, {}).get(runtime, {})]
-        if names:
-            paths = [network.path, *(build / f"{network.name}.{name}{suffix_of(name)}" for name in names)]
-            runs = [OPENERS[runtime](path) for path in paths]
-            for name, value in zip(names, speed_ups(runs, feeds, rounds), strict=True):
-                row[name][runtime]["speed_up"] = value
-
-
-def speed_ups(runs: Sequence[Run], feeds: Feeds, rounds: int) -> list[float]:
-    """Return the median ratio of the time of the first model to that of each other one, in alternating runs.
-
-    An untimed run comes before each timed one: threads of the model before it may still spin.
-    """
-    times = np.empty((rounds, len(runs)))
-    for number in range(rounds):
-        for index, run in enumerate(runs):
-            run(feeds)
-            start = perf_counter()
-            run(feeds)
-            times[number, index] = perf_counter() - start
-    return [round(float(value), 2) for value in np.median(times[:, :1] / times[:, 1:], axis=0)]
+        paths = {name: build / f"{network.name}.{name}{suffix_of(name)}" for name in names}
+        for name in names:
+            row[name][runtime].pop("speed_up", None)
+        try:
+            models = [network.path, *paths.values()]
+            benchmark = qk.benchmark(models, runtime=runtime, data=[feeds] if has_rows else None, processes=3)
+        except NotMeasuredError:
+            continue
+        speedups = {each.label: speedup for each, speedup in zip(benchmark.rows, benchmark.speedups, strict=True)}
+        for name, path in paths.items():
+            speedup = speedups[path.name]
+            assert isinstance(speedup, Speedup), "all models are measured in the same rounds"
+            row[name][runtime]["speed_up"] = round(speedup.ratio, 2)
+            row[name][runtime]["interval_of_speed_up"] = [round(speedup.low, 2), round(speedup.high, 2)]
 
 
 def describe(name: str, row: Mapping[str, Any]) -> str:
@@ -382,7 +384,6 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS, help="tools that quantize (default: all)")
     parser.add_argument("--reuse", action="store_true", help="measure models in BUILD again without quantizing")
     parser.add_argument("--speed", action="store_true", help="measure only the speed-ups of the models in BUILD")
-    parser.add_argument("--rounds", type=int, default=20, help="alternating runs for the speed-up (default: 20)")
     parser.add_argument("--nncf", metavar="PYTHON", help="interpreter of an environment with NNCF")
     parser.add_argument("--save", type=Path, help="JSON file with the figures, which is updated")
     arguments = parser.parse_args()
@@ -397,7 +398,7 @@ def main() -> None:
     for name in arguments.networks or networks:
         row = rows.setdefault(name, {})
         if arguments.speed:
-            measure_speed(networks[name], arguments.build, arguments.rounds, row)
+            measure_speed(networks[name], arguments.build, row)
         else:
             measure(networks[name], arguments.build, tools, row, reuse=arguments.reuse)
         print(describe(name, row), flush=True)
