@@ -90,17 +90,19 @@ class Parser(ArgumentParser):
         return values
 
     def error(self, message: str) -> NoReturn:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        data = next((name for name in ("--calibration", "--data") if name in flags), "")
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
             near = did_you_mean(choice[1], re.findall(r"'(.*?)'", choice[2]))
         elif message.startswith("unrecognized"):
-            flags = [flag for action in self._actions for flag in action.option_strings]
             flag = message.removeprefix("unrecognized arguments: ").split()[0].split("=")[0]
             renamed = RENAMED_FLAGS.get(flag.replace("_", "-"))
             near = f"did you mean {renamed!r}?" if renamed in flags else did_you_mean(flag, flags)
-            data = next((name for name in ("--calibration", "--data") if name in flags), "")
             near = f"data is a flag: {data} {flag}" if data and not flag.startswith("-") else near
         else:
-            near = ""
+            # A missing flag is reported before data without a flag.
+            is_missing = data and data in re.findall(r"--[\w-]+", message.partition(" are required: ")[2])
+            near = f"data is a flag: {data} DATA" if is_missing else ""
         raise UsageError(message, hint=near or f"{self.prog} --help lists the flags")
 
 

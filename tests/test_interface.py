@@ -214,6 +214,14 @@ def test_the_result_of_quantize_is_a_model() -> None:
     assert len(benchmark.measurements) == 2
 
 
+@pytest.mark.parametrize("name", ["model.engine", "model.plan", "model.trt"])
+def test_files_that_tensorrt_compiled_have_a_hint(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"ftrt\xf0\0\0\0")
+    with pytest.raises(qk.InputError, match="is a model that TensorRT compiled") as caught:
+        qk.load(tmp_path / name)
+    assert ".onnx" in caught.value.hint
+
+
 @pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.pt2"])
 @pytest.mark.parametrize("content", [b"PK\x03\x04", b"\x80\x02"])
 def test_pytorch_models_have_a_hint(name: str, content: bytes, tmp_path: Path) -> None:

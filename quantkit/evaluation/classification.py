@@ -157,7 +157,11 @@ class Classification(Sequence[ImagePredictions]):
 class ClassifyKeywords(ClassifierOptions, ThreadOptions, PrecisionOptions):
     """The keyword arguments of `classify`."""
 
-    runtime: str = option(AUTO, require_text, help="name of a runtime (default: the fastest installed one)")
+    runtime: str = option(
+        AUTO,
+        require_text,
+        help="name of a runtime (default: that of the receipt, else the fastest one)",
+    )
     top: int = option(5, require_positive, help="number of classes per image (default: 5)")
     random_weights: bool = option(False, RANDOM_WEIGHTS)
     offline: bool = option(False, OFFLINE)

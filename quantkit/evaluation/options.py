@@ -29,7 +29,9 @@ class DatasetOptions:
         BATCH, require_positive, help=f"samples per run for models with a dynamic batch (default: {BATCH})"
     )
     runtime: str = option(
-        AUTO, require_text, help="runtime for models without @RUNTIME (default: the fastest installed one)"
+        AUTO,
+        require_text,
+        help="runtime for models without @RUNTIME (default: that of the receipt, else the fastest one)",
     )
 
 

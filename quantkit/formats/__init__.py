@@ -17,12 +17,14 @@ from quantkit.formats.files import (
     whole_folder,
     write_whole,
 )
-from quantkit.formats.kinds import KINDS, SUFFIXES, kind_of, model_path
+from quantkit.formats.kinds import KINDS, PYTORCH_SUFFIXES, SUFFIXES, TENSORRT_SUFFIXES, kind_of, model_path
 from quantkit.formats.paths import check_distinct, check_outputs
 
 __all__ = [
     "KINDS",
+    "PYTORCH_SUFFIXES",
     "SUFFIXES",
+    "TENSORRT_SUFFIXES",
     "check_distinct",
     "check_folder",
     "check_outputs",

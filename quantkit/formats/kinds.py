@@ -38,6 +38,8 @@ SUFFIXES = {
     ".xml": "openvino",
 }
 PYTORCH_SUFFIXES = (".pt", ".pth", ".pt2")
+# Suffixes of files that TensorRT compiles for one GPU and version.
+TENSORRT_SUFFIXES = (".engine", ".plan", ".trt")
 PYTORCH_HINT = "export the model in PyTorch: torch.onnx.export(model, (example_input,), 'model.onnx')"
 
 
@@ -75,6 +77,8 @@ def kind_of(path: Path) -> str:
         )
     if path.suffix in PYTORCH_SUFFIXES:
         raise InputError(f"{path} is a PyTorch file", hint=PYTORCH_HINT)
+    if path.suffix in TENSORRT_SUFFIXES:
+        raise InputError(f"{path} is a model that TensorRT compiled", hint="name the .onnx file of the model")
     if head[4:8] == b"TFL3":
         return "tflite"
     if head.startswith((b"\x1f\x8b", b"\x89HDF", b"PK\x03\x04")):

@@ -9,7 +9,7 @@ from quantkit.benchmark.results.report import format_latency
 from quantkit.drawing import escape_text, html_code, html_list, html_page, html_section, html_table
 from quantkit.drawing import report_charts as charts
 from quantkit.formats.files import write_whole
-from quantkit.optimize.result import TITLES, Optimization, cells
+from quantkit.optimize.result import SPEEDUP_NOTE, TITLES, Optimization, cells
 from quantkit.optimize.search import Choice
 from quantkit.runtimes import find_runtime
 
@@ -40,7 +40,8 @@ def _sections(result: Optimization) -> Iterator[str]:
     bars = charts.draw_intervals([_bar(result, each) for each in shown])
     yield html_section("Latency of the fastest candidates", charts.html_key(key), bars)
     front = html_table(TITLES, map(cells, result.front), range(1, 6), _mark_best(result))
-    yield html_section("Candidates that no other one beats in latency, drop and size", front)
+    note = f'<p class="small">{SPEEDUP_NOTE[:1].upper() + SPEEDUP_NOTE[1:]}.</p>'
+    yield html_section("Candidates that no other one beats in latency, drop and size", front, note)
     yield html_section("All others", html_list(f"{name}: {reason}" for name, reason in result.reasons))
     settings = result.settings
     texts = {"Command line": settings.command, "Python": settings.python}

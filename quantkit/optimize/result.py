@@ -14,7 +14,7 @@ from quantkit.benchmark.sweep.result import BestSettings
 from quantkit.benchmark.sweep.state import MeasuredTrial
 from quantkit.errors import UsageError
 from quantkit.facts import PlainReport
-from quantkit.formats import SUFFIXES, check_target
+from quantkit.formats import PYTORCH_SUFFIXES, SUFFIXES, TENSORRT_SUFFIXES, check_target
 from quantkit.formats.files import write_whole
 from quantkit.formats.sizes import format_size
 from quantkit.formats.temporary import OwnedFolder
@@ -218,6 +218,7 @@ class Optimization(PlainReport):
         yield ""
         yield "candidates that no other one beats in latency, drop and size"
         yield from (f"  {line}" for line in align_columns([TITLES, *map(cells, self.front)], right=range(1, 6)))
+        yield f"  {SPEEDUP_NOTE}"
         yield ""
         yield "why no other candidate is the best"
         yield from (f"  {name}: {reason}" for name, reason in self.reasons)
@@ -234,12 +235,13 @@ class Optimization(PlainReport):
 
 
 TITLES = ("candidate", "ms", "speed-up", "drop", "at most", "size")
+SPEEDUP_NOTE = "speed-ups are ratios in the same rounds; quotients of latencies of different rounds differ from them"
 
 
 def format_suffix(path: Path) -> str:
     """Return the suffix of a path if it names a format of models; else empty."""
     suffix = path.suffix.lower()
-    return suffix if suffix in SUFFIXES else ""
+    return suffix if suffix in (*SUFFIXES, *PYTORCH_SUFFIXES, *TENSORRT_SUFFIXES) else ""
 
 
 def cells(choice: Choice) -> tuple[str, ...]:

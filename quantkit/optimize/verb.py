@@ -488,6 +488,7 @@ def _describe(search: FileSearch, best: Choice) -> dict[str, Any]:
         "goal": asdict(replace(search.goal, suffix="")),
         "time_budget": search.budget,
         "best": best.name,
+        "runtime": best.candidate.settings.runtime,
         "drop": None if best.drop is None else best.drop.to_json(),
         "speed_up": None if best.speedup is None else best.speedup.to_json(),
         "candidates": [

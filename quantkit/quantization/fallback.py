@@ -39,13 +39,19 @@ class Loss:
     Attributes:
         drop: fraction of top-1 accuracy lost if labels are known, else of disagreement with the float model; the error
             of outputs other than class scores.
-        kl_divergence: mean KL(float || quantized), in nats.
+        kl_divergence: mean KL(float || quantized), in nats; with top-1 of an output next to others, the error of all
+            outputs; 0 without class scores.
         kind: quantity of the drop.
     """
 
     drop: float
     kl_divergence: float
     kind: str = field(default=AGREEMENT, compare=False)
+
+    @property
+    def distance(self) -> float:
+        """Quantity that also changes while no sample changes its class."""
+        return self.drop if self.kind == ERROR else self.kl_divergence
 
     def minus(self, other: "Loss") -> "Loss":
         """Return the difference of both values."""

@@ -5,11 +5,13 @@ An installed distribution adds a runtime through an entry point of the group ``q
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from quantkit.arguments import public
-from quantkit.errors import UnavailableError, UnknownOpError, UsageError, did_you_mean
+from quantkit.errors import InputError, UnavailableError, UnknownOpError, UsageError, did_you_mean
+from quantkit.formats import metadata
 from quantkit.formats.files import load
 from quantkit.formats.kinds import kind_of
 from quantkit.ir.graph import Graph
@@ -35,7 +37,7 @@ __all__ = [
     "split_runtime",
 ]
 
-# Name that stands for the runtime of the highest priority that can run the model here.
+# Name that stands for the runtime of a file's receipt, else the one of the highest priority that can run the model.
 AUTO = "auto"
 # Name of the NumPy runtime, which is always installed.
 REFERENCE = reference.RUNTIME.name
@@ -124,7 +126,8 @@ def open_session(
 
     Args:
         model: a graph, a file with a frozen graph, or a file of a kind that the runtime opens itself.
-        runtime: name of a runtime, or ``auto``: the one of the highest priority that can run the model here.
+        runtime: name of a runtime, or ``auto``: the one that the receipt of a file names, else the one of the highest
+            priority that can run the model here.
         options: threads, device and precision.
         threads: threads inside one op; replaces `SessionOptions.intra_op` if given.
 
@@ -168,13 +171,24 @@ def _rank(model: Graph | Path, *, varies: bool) -> list[Runtime]:
             takes more time.
     """
     kind = kind_of(model) if isinstance(model, Path) else ""
+    stated = _stated_runtime(model) if isinstance(model, Path) else None
 
-    def rank(runtime: Runtime) -> tuple[bool, float]:
+    def rank(runtime: Runtime) -> tuple[bool, bool, float]:
         is_late = varies and runtime.compiles_sizes
         priority = reference.RUNTIME.priority + 0.5 if is_late else runtime.priority
-        return kind not in runtime.own_kinds, -priority
+        return kind not in runtime.own_kinds, is_late or runtime.name != stated, -priority
 
     return sorted(runtimes().values(), key=rank)
+
+
+def _stated_runtime(file: Path) -> str | None:
+    """Return the runtime that the receipt of a file names: the one of its search, else the one of its scheme."""
+    with suppress(InputError):  # a damaged receipt is an error of `quantkit receipt` only
+        receipt = metadata.decode(metadata.read_text(file)).get("receipt")
+        for facts in map(receipt.get, ("search", "scheme")) if isinstance(receipt, dict) else ():
+            if isinstance(facts, dict) and isinstance(facts.get("runtime"), str):
+                return str(facts["runtime"])
+    return None
 
 
 def _installation(model: Graph | Path) -> str:

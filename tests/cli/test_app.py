@@ -124,6 +124,8 @@ def test_examples_parse(name: str) -> None:
             "unrecognized arguments: images",
             "data is a flag: --calibration images",
         ),
+        (["optimize", "G", "images", "-o", "O"], 2, "are required: --data", "data is a flag: --data DATA"),
+        (["optimize", "G", "--data", "images"], 2, "are required: -o/--output", "optimize --help lists the flags"),
         (["transform", "--in_grph=x"], 2, "unrecognized arguments", "did you mean '--in-graph'"),
         (["transform", "--out_graph=o.pb"], 2, "in_graph graph can't be empty.", "--in_graph=FILE"),
         (["transform", "G"], 2, "out_graph graph can't be empty.", "--out_graph=FILE"),

@@ -51,6 +51,7 @@ def test_the_fastest_file_within_the_bound_is_written(
     assert qk.receipt(result.file).matches
     document = json.loads(json.dumps(result.to_json()))
     assert document["answer"] == result.answer == str(result).splitlines()[0]
+    assert "speed-ups are ratios in the same rounds" in str(result)
     assert set(document["best"]["speedup"]) == {"value", "low", "high"}
     assert document["best"]["drop"]["high"] == 0.002
     assert document["candidates"]
@@ -59,6 +60,7 @@ def test_the_fastest_file_within_the_bound_is_written(
     receipt = qk.receipt(result.file).receipt
     assert receipt is not None
     assert receipt["search"]["best"] == document["best"]["name"]
+    assert receipt["search"]["runtime"] == document["best"]["runtime"] == "openvino"
     assert str(tmp_path) not in json.dumps(receipt)
     assert (
         len(checked) == len(set(checked)) >= 1
@@ -301,6 +303,8 @@ def test_fixed_sizes_are_candidates_of_dynamic_models(tmp_path: Path, monkeypatc
     ("options", "message"),
     [
         ({"output": "m.keras"}, "cannot write"),
+        ({"output": "m.engine", "runtimes": "onnxruntime"}, r"cannot write m\.engine"),
+        ({"output": "m.pt"}, r"cannot write m\.pt"),
         ({"precisions": ["int4"]}, "int4"),
         ({"precisions": []}, "no precision"),
         ({"runtimes": ["nonsense"]}, "nonsense"),
@@ -331,6 +335,7 @@ def test_the_command_writes_the_same_bytes_and_a_page(
     use, _, proof = document["answer"].partition(": ")
     assert f"<h1>U{use[1:]}</h1>" in page
     assert proof in page
+    assert "Speed-ups are ratios in the same rounds" in page
     assert f"<pre>{document['python']}</pre>".replace("'", "&#x27;") in page  # lines that can be copied
     qk.optimize("digits", data, runtimes="openvino", output="b.onnx")
     assert qk.receipt("a.onnx").matches

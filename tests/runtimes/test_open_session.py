@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import quantkit.runtimes
+from quantkit import formats
 from quantkit.errors import GraphError, InputError, UnavailableError, UsageError
+from quantkit.formats.metadata import with_metadata
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import DType, Shape
 from quantkit.registry import Registry
@@ -70,6 +72,45 @@ def test_auto_opens_litert_files_in_litert(monkeypatch: pytest.MonkeyPatch, tmp_
     use(monkeypatch, fast, fake("exact", kinds=("tflite",), own_kinds=("tflite",), priority=1))
     assert open_session(path).runtime.name == "exact"
     assert open_session(GRAPH).runtime.name == "fast"
+
+
+@pytest.mark.parametrize(
+    ("receipt", "varies", "name"),
+    [
+        (None, False, "fast"),
+        ({"scheme": {"runtime": "slow"}}, False, "slow"),
+        ({"scheme": {"runtime": "slow"}}, True, "slow"),
+        ({"scheme": {"runtime": None}}, False, "fast"),
+        ({"scheme": {"runtime": "slow"}, "search": {"runtime": "middle"}}, False, "middle"),
+        ({"search": {"runtime": "middle"}}, True, "slow"),
+        ({"scheme": {"runtime": "missing"}}, False, "fast"),
+        ({"scheme": "damaged"}, False, "fast"),
+    ],
+)
+def test_auto_opens_a_file_in_the_runtime_of_its_receipt(
+    receipt: dict[str, Any] | None, varies: bool, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "small.onnx"
+    document = {} if receipt is None else {"receipt": receipt}
+    formats.save(with_metadata(Graph.of([], dialect="onnx"), document), path)
+    use(
+        monkeypatch,
+        fake("fast", kinds=("onnx",), compiles_sizes=True, priority=3),
+        fake("middle", kinds=("onnx",), compiles_sizes=True, priority=2),
+        fake("slow", kinds=("onnx",), priority=1),
+    )
+    assert open_session(path, options=SessionOptions(varying_sizes=varies)).runtime.name == name
+
+
+def test_auto_names_a_missing_runtime_of_a_receipt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    graph = with_metadata(Graph.of([], dialect="onnx"), {"receipt": {"scheme": {"runtime": "slow"}}})
+    formats.save(graph, path)
+    problem = UnavailableError("not installed")
+    use(monkeypatch, fake("fast", kinds=("onnx",), priority=3), fake("slow", problem, kinds=("onnx",), priority=1))
+    session = open_session(path)
+    assert session.runtime.name == "fast"
+    assert list(map(str, session.skipped)) == ["slow: not installed"]
 
 
 def test_auto_reports_the_reason_of_each_runtime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,9 +117,8 @@ class CandidateOptions(InputOptions, ThreadOptions, IsaOptions, ProcessOptions, 
     runtime: str = option(
         AUTO,
         require_text,
-        help="runtime for models without @RUNTIME (default: the fastest installed one)",
-        doc="runtime for models without ``@RUNTIME``; ``auto``: the one of the highest priority that can run the model "
-        "here",
+        help="runtime for models without @RUNTIME (default: that of the receipt, else the fastest one)",
+        doc="runtime for models without ``@RUNTIME``; ``auto``: see `quantkit.open_session`",
     )
 
 

@@ -90,8 +90,7 @@ def choose_ranges(
 
 def _is_smaller(loss: Loss, present: Loss) -> bool:
     """Return True if a loss is clearly smaller; few samples change their class, and most by chance."""
-    values = [each.drop if each.kind == ERROR else each.kl_divergence for each in (loss, present)]
-    return loss.drop <= present.drop and values[0] < policy.MAX_CORRECTED_LOSS * values[1]
+    return loss.drop <= present.drop and loss.distance < policy.MAX_CORRECTED_LOSS * present.distance
 
 
 def _with_observer(conversion: Conversion, observer: str) -> Conversion:

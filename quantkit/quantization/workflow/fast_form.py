@@ -48,7 +48,8 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
     samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
     try:
         with temporary_folder() as folder, _FastForm(conversion, folder, samples, conversion.runtimes) as form:
-            return form.choose(trials, options) if form.may_save_time() else conversion
+            form.profile()
+            return form.choose(trials, options)
     except QuantkitError as error:
         options.on_message(f"the time of the layers is not measured: {error.message}")
         return conversion
@@ -70,7 +71,8 @@ def find_fast_forms(
             exceeded.
     """
     with temporary_folder() as folder, _FastForm(conversion, folder, samples, (runtime,), seconds) as form:
-        return [alternative for _, alternative in form.find_alternatives()] if form.may_save_time() else []
+        form.profile()
+        return [alternative for _, alternative in form.find_alternatives()]
 
 
 class _FastForm:
@@ -119,13 +121,15 @@ class _FastForm:
         self._profiles = AlternatingProfiles(self.floats[0], seconds)
         self._rounds: list[tuple[list[ModelProfile], list[ModelProfile]]] = [([], []) for _ in self.floats]
 
-    def may_save_time(self) -> bool:
-        """Measure the costs; return True if float layers may save time by one profile, and also by the further ones."""
-        for rounds in (1, policy.PROFILE_ROUNDS - 1):
-            self._profile(rounds)
-            if next(self.find_alternatives(), None) is None:
-                return False
-        return True
+    def profile(self) -> None:
+        """Measure the costs and the latency by one profile, and by further ones if float layers may save time.
+
+        Raises:
+            UnavailableError: a runtime does not run a model, or does not measure the time of ops.
+        """
+        self._profile(1)
+        if any(True for _ in self.find_alternatives()):
+            self._profile(policy.PROFILE_ROUNDS - 1)
 
     def _profile(self, rounds: int) -> None:
         """Measure the costs and the latency by more profiles of the float model and the conversion.

@@ -299,20 +299,29 @@ class FloatReference:
         return {name: array for name, array in outputs.items() if name not in names} or outputs
 
     def loss(self, comparison: ClassificationMetrics | OutputSqnr) -> Loss:
-        """Return the loss of a comparison.
+        """Return the loss of a comparison, with the drop of top-1 if labels are known."""
+        return loss_of(comparison, self.top1)
 
-        The drop is that of top-1 if labels are known, else of the agreement with the float model; without class
-        scores it is the error of the outputs, or the loss of the task's metric.
-        """
-        if isinstance(comparison, OutputSqnr):
-            if self.top1 is None or not comparison.classes:
-                return Loss(comparison.error, 0.0, ERROR)
-            (metrics,) = comparison.classes.values()
-            return Loss(self.top1.value - metrics.top1.value if metrics.top1 else 1.0, comparison.error, TOP1)
-        top1, kl_divergence = self.top1, inf if comparison.kl_divergence is None else comparison.kl_divergence
-        if top1 is not None and comparison.top1 is not None:
-            return Loss(top1.value - comparison.top1.value, kl_divergence, TOP1)
-        return Loss(1 - comparison.agreement.value if comparison.agreement else 1.0, kl_divergence)
+
+def loss_of(comparison: ClassificationMetrics | OutputSqnr, float_top1: Proportion | None = None) -> Loss:
+    """Return the loss of a comparison.
+
+    The drop is that of top-1, else of the agreement with the float model; without class scores it is the error of the
+    outputs, or the loss of the task's metric.
+
+    Args:
+        comparison: distance from the float model.
+        float_top1: top-1 accuracy of the float model; None to compare with the float model only.
+    """
+    if isinstance(comparison, OutputSqnr):
+        if float_top1 is None or not comparison.classes:
+            return Loss(comparison.error, 0.0, ERROR)
+        (metrics,) = comparison.classes.values()
+        return Loss(float_top1.value - metrics.top1.value if metrics.top1 else 1.0, comparison.error, TOP1)
+    kl_divergence = inf if comparison.kl_divergence is None else comparison.kl_divergence
+    if float_top1 is not None and comparison.top1 is not None:
+        return Loss(float_top1.value - comparison.top1.value, kl_divergence, TOP1)
+    return Loss(1 - comparison.agreement.value if comparison.agreement else 1.0, kl_divergence)
 
 
 def are_vectors(outputs: Mapping[str, Array]) -> bool:

@@ -11,7 +11,6 @@ from time import perf_counter
 import numpy as np
 
 from quantkit.errors import QuantkitError
-from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.tensor import Array
 from quantkit.progress import Progress
@@ -20,7 +19,7 @@ from quantkit.quantization.precision import policy
 from quantkit.quantization.report import AccuracyReport
 from quantkit.quantization.workflow.accuracy import measure_accuracy
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.float_reference import FloatReference, loss_of
 from quantkit.quantization.workflow.options import Options
 
 # Function that returns a conversion, or an alternative that is better.
@@ -102,13 +101,13 @@ class Trials:
         if accuracy is None:
             return False
         loss, present = _loss_of(accuracy), _loss_of(default)
-        is_better = loss.drop <= present.drop and loss.kl_divergence < max_loss * present.kl_divergence
+        is_better = loss.drop <= present.drop and loss.distance < max_loss * present.distance
         if is_better and in_most_runs:
-            signs = np.sign(_losses_by_run(default) - _losses_by_run(accuracy))
+            signs = np.sign(_distances_by_run(default) - _distances_by_run(accuracy))
             is_better = bool(signs.sum() >= policy.MIN_WINS * sqrt(len(signs)))
         if is_better:
             self._best = alternative, accuracy
-            self.gains |= dict.fromkeys(layers, present.kl_divergence - loss.kl_divergence)
+            self.gains |= dict.fromkeys(layers, present.distance - loss.distance)
         return is_better
 
     def report_failure(self, error: QuantkitError) -> None:
@@ -177,15 +176,11 @@ class Trials:
 
 
 def _loss_of(accuracy: AccuracyReport) -> Loss:
-    """Return the distance of a quantized model from the float model."""
-    metrics = accuracy.metrics
-    assert metrics is not None, "a measured accuracy has metrics"
-    if isinstance(metrics, OutputSqnr):
-        return Loss(metrics.error, metrics.error, ERROR)
-    agreement, kl_divergence = metrics.agreement, metrics.kl_divergence
-    return Loss(1 - agreement.value if agreement else 1.0, float("inf") if kl_divergence is None else kl_divergence)
+    """Return the distance of a quantized model from the float model, without labels."""
+    assert accuracy.metrics is not None, "a measured accuracy has metrics"
+    return loss_of(accuracy.metrics)
 
 
-def _losses_by_run(accuracy: AccuracyReport) -> Array:
+def _distances_by_run(accuracy: AccuracyReport) -> Array:
     """Return the distance from the float model in each run, (n,)."""
-    return np.array([_loss_of(AccuracyReport(metrics)).kl_divergence for metrics in accuracy.by_run])
+    return np.array([loss_of(metrics).distance for metrics in accuracy.by_run])

@@ -40,7 +40,7 @@ def add_zero_points(conversion: Conversion, trials: Trials, options: Options) ->
     """Return the conversion with zero points of the tensors with negative values that lose precision without one."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges.merge_groups(conversion.plan.groups)
     layers, whole, edges = _find_alternative(conversion)
-    losses = {edge: _loss_of(edge, ranges, conversion, whole) for edge in edges if ranges[edge].low < 0}
+    losses = {edge: _step_ratio_db(edge, ranges, conversion, whole) for edge in edges if ranges[edge].low < 0}
     losses = {edge: loss for edge, loss in losses.items() if loss > policy.MAX_SIGNED_DB}
     layers = [layer for layer in layers if graph[layer].inputs[0] in losses]
     if not trials.is_possible or not layers:
@@ -58,8 +58,8 @@ def add_zero_points(conversion: Conversion, trials: Trials, options: Options) ->
     return _pad(conversion, observed, dict.fromkeys(layers), f"{REASON}: {traffic}")
 
 
-def _loss_of(edge: Edge, ranges: Ranges, *conversions: Conversion) -> float:
-    """Return the loss of the values of an edge in the format of the first of two conversions, in dB."""
+def _step_ratio_db(edge: Edge, ranges: Ranges, *conversions: Conversion) -> float:
+    """Return the step of an edge in the first of two conversions over that in the second, in dB."""
     steps = [
         float(QuantizationParameters.of_range(each.plan.activations[edge], ranges[edge]).scale) for each in conversions
     ]
