@@ -346,7 +346,8 @@ def test_a_difference_is_found_or_undecided(
 def test_number_of_processes_depends_on_the_spread(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert simulate(monkeypatch, tiny_model, 1, 0.01, 2.0).processes == rounds.MIN_PROCESSES
     assert simulate(monkeypatch, tiny_model, 1, 0.01, 1.1).processes == rounds.DEFAULT_PROCESSES
-    assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01).processes == rounds.MAX_PROCESSES
+    assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01).processes == LOOKS[1]
+    assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.06).processes == rounds.MAX_PROCESSES
     assert simulate(monkeypatch, tiny_model, 1, 0.08, 1.01, processes=7).processes == 7
 
 
@@ -411,7 +412,7 @@ def test_width_of_a_single_model_is_that_of_its_median(tiny_model: Path, monkeyp
     assert result.stop.processes > LOOKS[0]
 
 
-@pytest.mark.parametrize(("high", "processes"), [(1.5, 20), (1.01, 5)])
+@pytest.mark.parametrize(("high", "processes"), [(1.5, 10), (1.01, 5)])
 def test_a_single_model_runs_until_its_comparison_is_clear(
     fake: type[FakeWorker], tiny_model: Path, high: float, processes: int
 ) -> None:

@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from measurements import MACHINE, make_measurement
 
 from quantkit.benchmark.results.speedup import MARGIN, Speedup
+from quantkit.benchmark.statistics.student import LOOKS, MIN_PROCESSES, geometric_mean
 from quantkit.errors import UsageError
 
 FAST = [0.010, 0.0101, 0.0099, 0.0100] * 10
@@ -90,7 +92,11 @@ def test_outcome_depends_on_interval_and_margin(
         (Speedup(1.02, 0.96, 1.08, True, 10), None, "the difference is below 8 %, too small to decide in 40 processes"),
         (Speedup(1.05, 0.83, 1.33, True, 10), None, "in 10 processes per model: measure on a quiet machine"),
         (Speedup(5.82, 0.91, 7.52, True, 20), None, "in 20 processes per model: measure on a quiet machine"),
-        (Speedup(1.02, 0.96, 1.08, True, 10, is_undisturbed=True), None, "measure on a quiet machine"),
+        (
+            Speedup(1.02, 0.96, 1.08, True, 10, is_undisturbed=True),
+            None,
+            "the difference is below 8 %: for a smaller limit, measure on a quiet machine",
+        ),
         (Speedup(1.02, 0.96, 1.08, True, 10, state=1.1), None, "the machine has another speed"),
     ],
 )
@@ -108,6 +114,39 @@ def test_three_processes_are_enough_for_a_large_difference(
     interval: tuple[float, float, float], is_clear: bool
 ) -> None:
     assert Speedup(*interval, True, 3).is_clear == is_clear
+
+
+@pytest.mark.parametrize(
+    ("speedup", "is_clear"),
+    [
+        (Speedup(1.01, 0.91, 1.12, True, 5), False),
+        (Speedup(1.01, 0.91, 1.12, True, 10), True),  # 40 processes do not decide
+        (Speedup(1.04, 0.98, 1.1, True, 10), False),  # more processes may show it
+    ],
+)
+def test_a_comparison_that_stays_undecided_is_clear(speedup: Speedup, is_clear: bool) -> None:
+    assert speedup.outcome == "undecided"
+    assert speedup.is_clear == is_clear
+
+
+@pytest.mark.parametrize(("difference", "most_processes", "least_decided"), [(0.0, 13.0, 0.0), (0.05, 18.0, 0.55)])
+def test_early_ends_keep_the_coverage(difference: float, most_processes: float, least_decided: float) -> None:
+    """The spread between processes is 8 %; each simulated benchmark ends at its first clear look."""
+    processes, covered, wrong, decided = [], [], [], []
+    for samples in np.random.default_rng(0).normal(difference, 0.08, (1500, LOOKS[-2])):
+        for look in (MIN_PROCESSES, *LOOKS[:-1]):
+            ratio, (low, high) = geometric_mean(list(np.exp(samples[:look])))
+            speedup = Speedup(ratio, low, high, True, look)
+            if speedup.is_clear:
+                break
+        processes.append(speedup.processes)
+        covered.append(low <= np.exp(difference) <= high)
+        decided.append(speedup.outcome in ("faster", "slower"))
+        wrong.append(decided[-1] and not difference)
+    assert np.mean(covered) >= 0.94
+    assert np.mean(wrong) <= 0.05
+    assert np.mean(processes) <= most_processes
+    assert np.mean(decided) >= least_decided
 
 
 def test_measurements_of_two_benchmarks_are_not_paired() -> None:
