@@ -460,6 +460,7 @@ RUNTIME = Runtime(
     op_domains=("com.microsoft",),
     has_custom_op=_has_custom_op,
     package="onnxruntime",
+    traces_ops=True,
     priority=40,
 )
 
@@ -487,6 +488,7 @@ TENSORRT_RUNTIME = Runtime(
     describe_telemetry=_describe_telemetry,
     fuses_float_ops=True,
     transposes_convolutions=True,
+    traces_ops=True,
     package="onnxruntime",
     priority=1,
 )

@@ -339,5 +339,6 @@ RUNTIME = Runtime(
     transposes_convolutions=True,
     compiles_sizes=True,
     package="openvino",
+    traces_ops=True,
     priority=50,
 )

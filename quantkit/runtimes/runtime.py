@@ -79,6 +79,7 @@ class Runtime:
         native_options: function that returns the options of a session as code for the runtime's own API, given the
             options and the path of the file as an expression of the code.
         decodes_images: True if the runtime has kernels for ops such as DecodeJpeg.
+        traces_ops: True if its sessions measure the time of each op: see `SessionOptions.profile`.
         fuses_float_ops: True if an int8 convolution and the float ops after it, such as SiLU, are one kernel.
         transposes_convolutions: True if the runtime has an int8 kernel of transposed convolutions.
         op_domains: operator sets of the runtime itself, next to those of ONNX.
@@ -110,6 +111,7 @@ class Runtime:
     tunables: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     native_options: Callable[[SessionOptions, str], str] | None = None
     decodes_images: bool = False
+    traces_ops: bool = False
     fuses_float_ops: bool = False
     transposes_convolutions: bool = False
     op_domains: tuple[str, ...] = ()

@@ -250,5 +250,6 @@ RUNTIME = Runtime(
     describe_build=_describe_build,
     package="tensorflow",
     describe_telemetry=no_telemetry,
+    traces_ops=True,
     priority=30,
 )

@@ -105,12 +105,19 @@ def test_products_of_the_peaks_run_in_float_and_int8(runtime: str) -> None:
         assert [op.precision for op in products] == [precision], session.op_trace
 
 
-def test_runtime_that_measures_no_ops_is_unavailable(tiny_model: Path, tmp_path: Path) -> None:
+def test_runtime_that_measures_no_ops_is_unavailable(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     candidate = Candidate("tiny", tiny_model, Settings("reference"))
+    with monkeypatch.context() as patch:
+        patch.setattr(tracing, "WorkerProcess", None)  # no process starts
+        with pytest.raises(UnavailableError, match="does not measure the time") as caught:
+            trace_calls(candidate)
+    assert caught.value.hint == "--profile works in openvino, onnxruntime and tensorflow on the CPU"
     with pytest.raises(UnavailableError, match="reference .* does not measure the time of the ops of tiny"):
         trace_calls(candidate)
     with pytest.raises(UnavailableError, match="missing.pb"):
-        trace_calls(replace(candidate, path=tmp_path / "missing.pb"))
+        trace_calls(replace(candidate, path=tmp_path / "missing.pb", settings=Settings()))
     with pytest.raises(UsageError, match="no model"):
         profile_layers([])
 
@@ -130,7 +137,7 @@ def test_all_processes_end_with_the_time_limit(tiny_model: Path, monkeypatch: py
         pytest.raises(WorkerError, match="did not respond within 0 s"),
         AlternatingProfiles(candidates[0], seconds=0) as profiles,
     ):
-        profiles.measure(candidates, rounds=1, seconds=1.0)
+        profiles.compare((candidates[0], candidates[1]), rounds=1, calls=1)
     assert len(workers) == 4
     for worker in workers:
         with pytest.raises(ProcessLookupError):

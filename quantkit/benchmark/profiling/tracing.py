@@ -12,7 +12,9 @@ from typing import Any, Self
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
 from quantkit.errors import UnavailableError
+from quantkit.facts import join_names
 from quantkit.ir.tensor import Shape
+from quantkit.runtimes import AUTO, find_runtime, runtimes
 from quantkit.runtimes.session import OpTime, OpTrace, RuntimeVersion
 
 # Limits of the timed pairs of calls, and the calls before them.
@@ -86,6 +88,10 @@ class TracedModels:
         Raises:
             UnavailableError: the runtime of a model cannot run it, or does not measure the time of ops.
         """
+        for each in candidates:
+            name = each.settings.runtime
+            if name != AUTO and not find_runtime(name).traces_ops:
+                raise _no_trace(f"{name} {find_runtime(name).available().detail}", each)
         request = {"do": "time_profile", "pairs": MAX_PAIRS, "seconds": seconds, "warmup": WARMUP_PAIRS}
         opened, repetitions = self._open(candidates), []
         workers = [self._workers[self._find(each)] for each in candidates]
@@ -157,10 +163,7 @@ def _parse_calls(candidate: Candidate, opened: dict[str, Any], response: dict[st
     """
     runtime = RuntimeVersion(opened["runtime"], opened["version"], opened["runtime_device"])
     if not response["ops"]:
-        raise UnavailableError(
-            f"{runtime} does not measure the time of the ops of {candidate.label}",
-            hint="--profile works in tensorflow, onnxruntime and openvino on the CPU",
-        )
+        raise _no_trace(str(runtime), candidate)
     return TracedCalls(
         runtime,
         {name: _parse_shape(text) for name, text in opened["inputs"].items()},
@@ -168,6 +171,14 @@ def _parse_calls(candidate: Candidate, opened: dict[str, Any], response: dict[st
         tuple(response["traced_seconds"]),
         OpTrace(tuple(map(_parse_op, response["ops"])), tuple(response["run_seconds"])),
         on_gpu=candidate.settings.options.gpu_index is not None,
+    )
+
+
+def _no_trace(runtime: str, candidate: Candidate) -> UnavailableError:
+    names = join_names(name for name, each in runtimes().items() if each.traces_ops and "cpu" in each.devices)
+    return UnavailableError(
+        f"{runtime} does not measure the time of the ops of {candidate.label}",
+        hint=f"--profile works in {names} on the CPU",
     )
 
 
