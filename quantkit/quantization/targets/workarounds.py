@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from quantkit.runtimes import find_runtime
 
 AVERAGE, MAXIMUM, PRODUCT, SILU = "average", "maximum", "product", "silu"
-SHUFFLE, PRODUCT_CHAIN, CAPTURE = "shuffle", "product chain", "capture"
+SHUFFLE, PRODUCT_CHAIN, CAPTURE, REDUCTION = "shuffle", "product chain", "capture", "reduction"
 OUTPUT_LAYOUT, PAIR_SOFTMAX, CHANNEL_SHUFFLE = "output layout", "softmax of two classes", "channel shuffle"
 CONCAT = "Concat of one tensor"
 
@@ -27,7 +27,7 @@ class Workaround:
         reason: rewrite of the runtime that the op prevents or allows.
         test: name of the test in ``tests/quantization/targets/test_workarounds.py``.
         fixed: first version that does not need the op; empty if no such version is known.
-        others: runtimes that are a provider of the runtime, and rewrite the file in the same way.
+        others: runtimes whose files need the op, too, because the runtime also opens them.
     """
 
     name: str
@@ -87,7 +87,7 @@ WORKAROUNDS = (
         "1.32",
         "a DequantizeLinear moves after a view that subgraphs capture, which ends the process",
         "test_views_that_branches_capture_have_a_pair",
-        others=("tensorrt",),
+        others=("openvino", "tensorrt"),
     ),
     Workaround(
         SHUFFLE,
@@ -96,6 +96,14 @@ WORKAROUNDS = (
         "2026.3",
         "the subtraction of the zero point moves after a pixel shuffle, where it is slow in images of one channel",
         "test_zero_points_are_subtracted_before_a_shuffle",
+    ),
+    Workaround(
+        REDUCTION,
+        "Max with -inf",
+        "openvino",
+        "2026.4",
+        "a reduction that drops axes, factors of channels and a QuantizeLinear become one kernel with wrong factors",
+        "test_factors_after_reductions_are_correct",
     ),
     Workaround(
         PRODUCT_CHAIN,

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from quantkit.ir.graph import Edge, Node
+from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import DType
+from quantkit.ops.layers import find_layer
 from quantkit.transforms.cleanup._identities import (
     Facts,
     Rewritten,
@@ -17,6 +19,8 @@ from quantkit.transforms.cleanup._identities import (
 
 # Ops that keep the order of the elements.
 RESHAPES = frozenset({"Reshape", "Squeeze", "ExpandDims"})
+# Elementwise ops of layers; the other operand is a constant.
+MOVED_OPS = "Elu|LeakyRelu|Relu|Relu6|Selu|Sigmoid|Softplus|Tanh|BiasAdd|Add|AddV2|Sub|Mul"
 
 
 def simplify_reshape(facts: Facts, node: Node) -> Rewritten:
@@ -29,18 +33,40 @@ def simplify_reshape(facts: Facts, node: Node) -> Rewritten:
             return pass_through(node, edge)
     if inner is None:
         return _fix_target_shape(facts, node) if node.op == "Reshape" else None
-    if node.op == "Squeeze" and inner.op == "ExpandDims":
+    if {node.op, inner.op} == {"Squeeze", "ExpandDims"}:
         return _cancel_expand_dims(facts, node, inner)
     return [node.with_(inputs=(base, node.inputs[1]))] if node.op == "Reshape" else None
 
 
 def _cancel_expand_dims(facts: Facts, node: Node, inner: Node) -> Rewritten:
-    """Remove a Squeeze of the axis that an ExpandDims has added."""
-    added = facts.value(inner.inputs[1])
-    removed = attribute_or_default(node, "squeeze_dims")
+    """Remove a Squeeze of the axis that an ExpandDims has added, and an ExpandDims of the axis that is removed."""
+    expand, squeeze = (inner, node) if node.op == "Squeeze" else (node, inner)
+    added = facts.value(expand.inputs[1])
+    removed = attribute_or_default(squeeze, "squeeze_dims")
     if added is None or added.size != 1 or not isinstance(removed, tuple) or len(removed) != 1:
         return None
     return pass_through(node, inner.inputs[0]) if int(added.reshape(-1)[0]) == removed[0] else None
+
+
+def move_before_squeeze(facts: Facts, node: Node) -> Rewritten:
+    """Compute biases, factors and activations of a layer before its Squeeze: Keras computes 1-D layers in 2-D ones."""
+    for slot, edge in enumerate(node.inputs):
+        squeeze, dims = facts.producer(edge, frozenset({"Squeeze"})), facts.shape(edge).dims
+        removed = attribute_or_default(squeeze, "squeeze_dims") if squeeze is not None else None
+        if squeeze is None or dims is None or not isinstance(removed, tuple) or not removed:
+            continue
+        layer = facts.graph[squeeze.inputs[0].node]
+        if (find_layer(layer) is None and layer.op not in MOVED_OPS.split("|")) or facts.is_shared(edge, squeeze):
+            continue
+        rank = len(dims) + len(removed)
+        after = rank - 1 - max(normalize_axes(np.array(removed), rank))
+        values = [facts.value(other) for other in node.inputs if other != edge]
+        is_short = all(value is not None and value.ndim <= after for value in values)
+        if len(values) == len(node.inputs) - 1 and is_short and node.attrs.get("data_format", b"NHWC") == b"NHWC":
+            name = free_name(facts.graph, f"{node.name}/unsqueezed")
+            moved = node.with_input(slot, squeeze.inputs[0]).with_(name=name)
+            return [moved, squeeze.with_(name=node.name, inputs=(Edge(name),))]
+    return None
 
 
 def _fix_target_shape(facts: Facts, node: Node) -> Rewritten:
@@ -223,6 +249,7 @@ def fold_size_of_axis(facts: Facts, node: Node) -> Rewritten:
 
 RULES: tuple[tuple[str, Simplify], ...] = (
     ("Reshape|Squeeze|ExpandDims", simplify_reshape),
+    (MOVED_OPS, move_before_squeeze),
     ("Transpose", simplify_transpose),
     ("AddN|Concat|Split", simplify_single_operand),
     ("ConcatV2", simplify_concat),

@@ -25,6 +25,9 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
     sizes. Merged factors or summands, and a factor merged with a negation, round once instead of
     twice: results differ by float32 rounding.
 
+    Biases, constant factors and activations of a layer move before its Squeeze, which then often
+    cancels an ExpandDims: Keras computes 1-D convolutions as 2-D ones.
+
     A Reshape with a computed target shape that has one unknown size gets a constant target shape
     with -1 for that size.
 
@@ -97,6 +100,20 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
         second = Const[int32]([1])
         two = Const[int32]([2])
         s = StridedSlice(shape, second, two, second, shrink_axis_mask=1)
+
+    Example:
+        simplify_arithmetic
+        inputs: x
+        outputs: y
+        x = Placeholder[2x1x8x3]()
+        w = Const[1x3x3x4]()
+        b = Const([0.5, -1.0, 2.0, 1.0])
+        axis = Const[int32](-3)
+        conv = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
+        line = Squeeze(conv, squeeze_dims=[-3])
+        biased = BiasAdd(line, b)
+        positive = Relu(biased)
+        y = ExpandDims(positive, axis)
 
     Example:
         simplify_arithmetic(signed_zeros=false)

@@ -8,7 +8,7 @@ from quantkit.transforms.registry import transform
 
 @transform(dialects=("onnx",))
 def fuse_activations_and_norms(graph: Graph) -> Outcome:
-    """Replace LayerNorm, GELU, HardSwish, HardSigmoid and Mish of several ops by the op of that name.
+    """Replace LayerNorm, GELU, HardSwish, HardSigmoid, Mish and PReLU of several ops by the op of that name.
 
     Exporters write these functions as elementwise ops and means. Runtimes have one kernel for each,
     and recognize only some of the forms.
@@ -18,7 +18,9 @@ def fuse_activations_and_norms(graph: Graph) -> Outcome:
 
     Options: none.
 
-    Replaces a form only if the opset of the graph has the op: HardSwish 14, LayerNormalization 17,
+    The maximum of x and a fraction of x becomes LeakyRelu.
+
+    Replaces a form only if the opset of the graph has the op: PRelu 7, HardSwish 14, LayerNormalization 17,
     Mish 18, Gelu 20. The opset does not change.
 
     Skips forms whose inner tensors have other consumers, means over other axes than the last ones,
@@ -29,7 +31,7 @@ def fuse_activations_and_norms(graph: Graph) -> Outcome:
         fuse_activations_and_norms
         dialect: onnx
         inputs: x
-        outputs: y, z
+        outputs: y, z, leaky
         x = Placeholder[2x3x8]()
         two = Constant(2.0)
         epsilon = Constant(1e-05)
@@ -54,6 +56,15 @@ def fuse_activations_and_norms(graph: Graph) -> Outcome:
         a = Add(swish, three)
         b = Clip(a, zero, six)
         z = Div(b, six)
+        c = Constant([-0.25, 0.5, -0.125, 0.0, 0.25, 1.0, -1.0, 0.5])
+        positive = Relu(x)
+        opposite = Neg(x)
+        negative = Relu(opposite)
+        rest = Mul(c, negative)
+        prelu = Add(positive, rest)
+        fraction = Constant(0.25)
+        part = Mul(prelu, fraction)
+        leaky = Max(prelu, part)
 
     Example:
         fuse_activations_and_norms

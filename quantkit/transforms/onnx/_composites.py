@@ -5,6 +5,8 @@ Gelu:                x 0.5 (1 + erf(x / sqrt(2)))                               
 HardSwish:           x hard_sigmoid(x)                                                       opset 14
 HardSigmoid:         clip(x + 3, 0, 6) / 6                                                   opset 6
 Mish:                x tanh(softplus(x))                                                     opset 18
+PRelu:               relu(x) + c relu(-x), as Keras computes it                              opset 7
+LeakyRelu:           max(x, a x)                                                             opset 7
 """
 
 import math
@@ -23,6 +25,7 @@ from quantkit.transforms.onnx._facts import (
     constant_value,
     has_input,
     integers,
+    new_constant,
     num_outputs,
     producer,
     reason_to_keep,
@@ -49,6 +52,8 @@ def fuse(graph: Graph) -> Outcome:
         ("Mul|Div", 6, _hard_sigmoid),
         ("Mul|Div", HARD_SWISH_OPSET, _hard_swish),
         ("Mul", MISH_OPSET, _mish),
+        ("Add", 7, _prelu),
+        ("Max", 7, _leaky_relu),
     )
     rules = (
         Rule(op(ops), partial(_apply, rule, facts), ("root",), rule.__name__.lstrip("_"))
@@ -309,4 +314,39 @@ def _mish(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
         softplus = _inner(graph, tanh.inputs[0], "Softplus", tanh) if tanh is not None else None
         if softplus is not None and softplus.inputs[0] == x:
             return [Node(root.name, "Mish", (x,), extra=root.extra)]
+    return None
+
+
+def _prelu(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
+    """Match ``relu(x) + c relu(-x)``; the slope is -c."""
+    for positive_edge, product_edge in _operands(root):
+        positive = _inner(graph, positive_edge, "Relu", root)
+        product = _inner(graph, product_edge, "Mul", root)
+        if positive is None or product is None:
+            continue
+        for relu_edge, constant in _operands(product):
+            relu = _inner(graph, relu_edge, "Relu", product)
+            negative = _inner(graph, relu.inputs[0], "Neg", relu) if relu is not None else None
+            value = graph.constant_of(constant)
+            if negative is None or value is None or value.dtype is not DType.FLOAT:
+                continue
+            x, sizes = positive.inputs[0], value.shape
+            dims = facts.dims(x) or ()
+            fits = len(sizes) <= len(dims) and all(map(_is_broadcast, sizes[::-1], dims[::-1]))
+            if negative.inputs[0] == x and fits:
+                slope = new_constant(graph, f"{root.name}/slope", -value.array)
+                return [slope, Node(root.name, "PRelu", (x, Edge(slope.name)), extra=root.extra)]
+    return None
+
+
+def _is_broadcast(size: int, dim: int | None) -> bool:
+    return size in (1, dim)
+
+
+def _leaky_relu(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
+    """Match ``max(x, a x)`` with a between 0 and 1."""
+    for x, product in _operands(root):
+        scaled = _with_constant(graph, product, "Mul", root)
+        if scaled is not None and scaled[0] == x and 0 < scaled[1] < 1:
+            return [Node(root.name, "LeakyRelu", (x,), attrs={"alpha": scaled[1]}, extra=root.extra)]
     return None

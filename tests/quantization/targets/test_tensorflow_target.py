@@ -381,6 +381,18 @@ def test_float_tensors_keep_their_names() -> None:
 
 @uses_runtime
 @needs_tensorflow
+def test_an_input_without_a_consumer_stays() -> None:
+    graph = one_layer()
+    length = Node("length", "Placeholder", attrs={"dtype": DType.INT64, "shape": Shape((1,))})
+    plan, ranges, _ = quantize(graph)
+    graph = graph.with_nodes([*graph.nodes.values(), length]).with_endpoints(["x", "length"], None)
+    quantized = convert(graph, plan, ranges)
+    assert quantized.inputs == graph.inputs
+    check_on_this_host(graph, plan, ranges, quantized, {**random_feeds(graph), "length": np.array([9])})
+
+
+@uses_runtime
+@needs_tensorflow
 def test_a_summand_that_is_an_output_is_copied() -> None:
     graph = residual()
     _, _, quantized = quantize(graph)

@@ -22,6 +22,7 @@ from quantkit.quantization.targets.workarounds import (
     PAIR_SOFTMAX,
     PRODUCT,
     PRODUCT_CHAIN,
+    REDUCTION,
     SHUFFLE,
     SILU,
     WORKAROUNDS,
@@ -127,8 +128,11 @@ def test_float_silu_is_one_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [optimized_ops(network, each, tmp_path)["QuickGelu"] for each in graphs] == [1, 0]
 
 
+@pytest.mark.parametrize("runtime", [None, "openvino"])
 @pytest.mark.parametrize("op", ["Reshape", "Transpose", "MaxPool"])
-def test_views_that_branches_capture_have_a_pair(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_that_branches_capture_have_a_pair(
+    op: str, runtime: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = Network(*IMAGE)
     x = network.conv(network.conv("x"))
     options = {"Reshape": (np.array([-1]),), "Transpose": (), "MaxPool": ()}
@@ -144,7 +148,7 @@ def test_views_that_branches_capture_have_a_pair(op: str, tmp_path: Path, monkey
         )
         for name, branch in (("then", "Neg"), ("else", "Abs"))
     }
-    graphs = quantize_both(network, network.add("If", flag, **branches), CAPTURE, monkeypatch)
+    graphs = quantize_both(network, network.add("If", flag, **branches), CAPTURE, monkeypatch, runtime=runtime)
     data, outputs = {"x": samples(network)[0]}, list[np.ndarray]()
     for is_optimized in (True, False):
         with open_session(graphs[0], "onnxruntime", SessionOptions(optimized=is_optimized)) as session:
@@ -226,20 +230,35 @@ def test_shuffles_are_products(halves: bool, monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_array_equal(*results)
 
 
+def test_factors_after_reductions_are_correct(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(1, 10, 16)
+    mean = network.add("ReduceMean", "x", axes=[1], keepdims=0)
+    factors = np.linspace(0.1, 3, 16, dtype=np.float32)
+    y = network.add("MatMul", network.add("Add", network.add("Mul", mean, factors), -factors), network.weights(16, 10))
+    assert_only_workaround_is_correct(network, y, REDUCTION, 30, monkeypatch)
+
+
 def test_chains_of_products_are_correct(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(8, 16)
     x = "x"
     for size, outputs in ((16, 24), (24, 8), (8, 10)):
         x = network.add("MatMul", x, network.weights(size, outputs))
+    assert_only_workaround_is_correct(network, x, PRODUCT_CHAIN, 24, monkeypatch)
+
+
+def assert_only_workaround_is_correct(
+    network: Network, output: str, name: str, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare the SQNR in OpenVINO with and without a workaround with a limit in dB."""
     data = {"x": samples(network)[0]}
-    graph = load(network.model(x))
+    graph = load(network.model(output))
     ((_, expected),) = find_runtime("onnxruntime").open(graph).run(data).items()
     errors = []
-    for quantized in quantize_both(network, x, PRODUCT_CHAIN, monkeypatch):
+    for quantized in quantize_both(network, output, name, monkeypatch):
         with open_session(quantized, "openvino") as session:
             ((_, actual),) = session.run(data).items()
         errors.append(sqnr(expected, actual))
-    assert errors[0] > 24 > errors[1]
+    assert errors[0] > least > errors[1]
 
 
 def test_all_rows_are_used() -> None:
@@ -250,6 +269,7 @@ def test_all_rows_are_used() -> None:
         PRODUCT,
         SILU,
         SHUFFLE,
+        REDUCTION,
         PRODUCT_CHAIN,
         OUTPUT_LAYOUT,
         PAIR_SOFTMAX,

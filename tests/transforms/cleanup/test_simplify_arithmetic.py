@@ -17,6 +17,12 @@ from quantkit.transforms.cleanup.simplify_arithmetic import simplify_arithmetic
 
 HEAD = "inputs: x, s, b\noutputs: y\nx = Placeholder[2x3]()\ns = Placeholder[?x3]()\nb = Placeholder[bool 2x3]()\n"
 
+# A convolution along the rows, as Keras computes it.
+LAYER = (
+    "n = Const[int32]([1, 1, 2, 3])\nr = Reshape(x, n)\nw = Const[1x1x3x4]()\n"
+    "a = Conv2D(r, w, padding=SAME, strides=[1, 1, 1, 1])\nc = Squeeze(a, squeeze_dims=[-3])\n"
+)
+
 
 def graph_of(lines: str) -> Graph:
     """Return a graph of three Placeholders and the lines, with an Identity of the last line as output."""
@@ -79,6 +85,12 @@ def ops_after(lines: str, **options: bool) -> list[str]:
         ("i = Const[int32](1)\na = ExpandDims(s, i)\nc = Squeeze(a, squeeze_dims=[1])", []),
         ("i = Const[int32](-1)\na = ExpandDims(s, i)\nc = Squeeze(a, squeeze_dims=[-1])", []),
         ("i = Const[int32](0)\na = ExpandDims(s, i)\nc = Squeeze(a, squeeze_dims=[-3])", []),
+        (
+            f"{LAYER}q = Const([0.5, -1.0, 2.0, 1.0])\nd = Sub(q, c)\ne = Relu(d)\n"
+            "i = Const[int32](-3)\nf = ExpandDims(e, i)",
+            ["Reshape", "Conv2D", "Sub", "Relu"],
+        ),
+        (f"{LAYER}d = Const([[[2.0], [3.0]]])\ne = Mul(c, d)", ["Reshape", "Conv2D", "Squeeze", "Mul"]),
         ("i = Const[int32](0)\na = ConcatV2(x, i)", []),
         ("a = AddN(x)", []),
         ("a = Unpack(x, num=2)\nc = Pack(a, a:1)", []),

@@ -25,6 +25,8 @@ HEADER = """
     zero = Constant(0.0)
     six = Constant(6.0)
     sixth = Constant(0.16666667)
+    slopes = Constant([-0.25, 0.5, -0.125, 0.0, 0.25, 1.0, -1.0, 0.5])
+    blocks = Constant[4x1x1x8]()
 """
 # Op after fusion, the opset that has it, and the nodes before.
 FORMS = {
@@ -46,6 +48,8 @@ FORMS = {
         14,
         "a = Add(three, x); b = Clip(a, zero, six); c = Mul(b, x); y = Div(c, six)",
     ),
+    "prelu of keras": ("PRelu", 7, "a = Relu(x); b = Neg(x); c = Relu(b); d = Mul(slopes, c); y = Add(a, d)"),
+    "leaky relu": ("LeakyRelu", 7, "a = Mul(half, x); y = Max(x, a)"),
     "mish": ("Mish", 18, "a = Softplus(x); b = Tanh(a); y = Mul(x, b)"),
 }
 # Constants or operands that differ from the form.
@@ -54,6 +58,8 @@ NEAR_MATCHES = {
     "other operand": "n = Neg(x); a = Div(n, root); b = Erf(a); c = Add(b, one); d = Mul(x, c); y = Mul(d, half)",
     "other bounds": "a = Add(x, three); b = Clip(a, one, six); y = Div(b, six)",
     "divided by the clip": "a = Add(x, three); b = Clip(a, three, six); y = Div(six, b)",
+    "wider slopes": "a = Relu(x); b = Neg(x); c = Relu(b); d = Mul(blocks, c); y = Add(a, d)",
+    "no fraction": "a = Mul(three, x); y = Max(x, a)",
     "other tensor": "a = Softplus(x); b = Tanh(a); n = Neg(x); y = Mul(n, b)",
 }
 

@@ -35,7 +35,16 @@ from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.onnx.fused_gates import SILU as SILU_OP
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
-from quantkit.quantization.targets.workarounds import AVERAGE, CAPTURE, MAXIMUM, PRODUCT, SHUFFLE, SILU, is_needed
+from quantkit.quantization.targets.workarounds import (
+    AVERAGE,
+    CAPTURE,
+    MAXIMUM,
+    PRODUCT,
+    REDUCTION,
+    SHUFFLE,
+    SILU,
+    is_needed,
+)
 
 # Quantized types in ONNX.
 ONNX_TYPES = {DType.QUINT8: DType.UINT8, DType.QINT8: DType.INT8}
@@ -168,6 +177,7 @@ class _NativeQuantization:
             PRODUCT: self._prevent_float_products,
             CAPTURE: self._quantize_captured_views,
             SHUFFLE: self._prevent_late_dequantization,
+            REDUCTION: self._prevent_wrong_factors,
             SILU: self._merge_silu_inputs,
         }
         for name, apply in steps.items():
@@ -397,10 +407,24 @@ class _NativeQuantization:
         for pattern in self.plan.patterns:
             shuffle = _find_last_shuffle(self.source, pattern.output) if pattern.output in self.parameters else None
             if shuffle is not None:
-                node = self.nodes[shuffle.name]
-                limit = self._add_constant(f"{node.name}/limit", np.array(-inf, np.float32))
-                maximum = self._add(Node(f"{node.name}/maximum", "Max", (node.inputs[0], limit)))
-                self.nodes[node.name] = node.with_input(0, maximum)
+                self._insert_maximum(shuffle.name, 0)
+
+    def _prevent_wrong_factors(self) -> None:
+        """Prevent OpenVINO from fusing a reduction that drops axes with factors or summands of channels after it."""
+        for edge in self.parameters:
+            node, slot, name = self.source[edge.node], 0, ""
+            while node.op in ("Mul", "Add") and any(self.source.constant_of(source) for source in node.inputs):
+                slot = int(self.source.constant_of(node.inputs[0]) is not None)
+                node, name = self.source[node.inputs[slot].node], node.name
+            if name and node.op.startswith("Reduce") and node.attrs.get("keepdims", 1) == 0:
+                self._insert_maximum(name, slot)
+
+    def _insert_maximum(self, name: str, slot: int) -> None:
+        """Insert a Max with -inf, which OpenVINO neither removes nor fuses, before an input of a node."""
+        node = self.nodes[name]
+        limit = self._add_constant(f"{name}/limit", np.array(-inf, np.float32))
+        maximum = self._add(Node(f"{name}/maximum", "Max", (node.inputs[slot], limit)))
+        self.nodes[name] = node.with_input(slot, maximum)
 
     def _merge_silu_inputs(self) -> None:
         """Give Sigmoid and Mul of a SiLU, x * sigmoid(x), a common input that is not a DequantizeLinear.

@@ -63,7 +63,8 @@ def _build(graph: Graph, plan: Plan, ranges: Ranges) -> GraphBuilder:
     builder = GraphBuilder(graph, plan, ranges)
     pattern_of_last = {pattern.name: pattern for pattern in plan.patterns}
     pass_through = frozenset(plan.pass_through)
-    needed = graph.reachable()
+    # Inputs without a consumer stay, as in the float graph: callers feed them.
+    needed = graph.reachable() | {edge.node for edge in graph.inputs}
     for name in without_back_edges(graph).order:
         if name not in needed:
             continue
