@@ -5,23 +5,32 @@ graph with unusual nodes.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from math import prod
+from typing import NamedTuple, cast
 
 from quantkit.arguments import public
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ir.tensor import Array, Shape, Tensor
 from quantkit.ops import size_inference
+from quantkit.ops.kernels import evaluate
 from quantkit.ops.onnx import inference as onnx_inference
 from quantkit.ops.shape_rules import UNKNOWN as UNKNOWN
-from quantkit.ops.size_evaluation import SIZE_OPS, shape_value
-from quantkit.ops.size_inference import Sizes
+from quantkit.ops.shape_rules import dims_of
+from quantkit.ops.size_inference import MAX_ELEMENTS, Sizes
 from quantkit.ops.tensorflow import shapes as tensorflow_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
 # Name of the shapes in `Graph.analyses`.
 SHAPES = "shapes"
-COMPUTED_OPS = SIZE_OPS | size_inference.RULES.keys()
+# Op types of shape arithmetic.
+COMPUTED_OPS = frozenset(
+    {
+        *("Add", "AddV2", "Cast", "Concat", "ConcatV2", "EnsureShape", "ExpandDims", "FloorDiv", "FloorMod", "Gather"),
+        *("GatherV2", "Identity", "Max", "Maximum", "Min", "Minimum", "Mul", "Pack", "Prod", "Range", "Rank"),
+        *("Reshape", "Shape", "Size", "Slice", "Squeeze", "StopGradient", "StridedSlice", "Sub", "Sum"),
+    }
+)
 # Input index of the output shape.
 SHAPE_INPUTS = {"Reshape": 1, "Fill": 0, "BroadcastTo": 1, "Conv2DBackpropInput": 0}
 
@@ -128,15 +137,23 @@ def _infer_sizes(
     """Return the integers that a node computes from shapes; None if all are unknown."""
     if node.name in graph.input_names:
         return None
-    if (value := shape_value(node, constants)) is not None:
-        return size_inference.of_tensor(value)
-    rule = size_inference.RULES.get(node.op)
-    if rule is None:
-        return None
-    inputs = {slot: sizes[edge] for slot, edge in enumerate(node.inputs) if edge in sizes}
-    constant_sizes = {slot: size_inference.of_tensor(value) for slot, value in constants.items()}
-    inputs |= {slot: values for slot, values in constant_sizes.items() if values is not None}
+    inputs = [sizes.get(edge) for edge in node.inputs]
+    for slot, value in constants.items():
+        inputs[slot] = size_inference.of_tensor(value)
     try:
-        return rule(node, input_shapes, inputs)
-    except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError):
+        if node.op == "Shape":
+            return size_inference.vector(dims_of(input_shapes[0]))
+        if node.op == "Rank":
+            return size_inference.scalar(len(dims_of(input_shapes[0])))
+        if node.op == "Size":
+            return size_inference.scalar(prod(input_shapes[0].sizes) if input_shapes[0].is_known else None)
+        # Pack requires equal shapes: if one input is a scalar, all are, including unknown ones.
+        if node.op == "Pack" and any(part is not None and not part.ndim for part in inputs):
+            inputs = [size_inference.scalar(None) if part is None else part for part in inputs]
+        if not inputs or any(part is None or part.size > MAX_ELEMENTS for part in inputs):
+            return None
+        (output,) = size_inference.compute(lambda arrays: evaluate(node, cast("list[Array]", arrays)), inputs)
+    except (ValueError, IndexError, KeyError, TypeError, ZeroDivisionError, QuantkitError):
         return None
+    is_small = output.size <= MAX_ELEMENTS and output.dtype.kind in "iO"
+    return output.astype(object) if is_small else None

@@ -2,28 +2,64 @@
 
     Shape(x: ?x20x16) = [?, 20, 16]  ->  StridedSlice [0:1] = ?  ->  Pack with 32 = [?, 32]  ->  shape of a Reshape
 
-The shape arithmetic that frameworks write for a dynamic batch is therefore known except for the batch size.
-`size_evaluation` computes integers whose inputs are all known.
+The shape arithmetic that frameworks write for a dynamic batch is therefore known except for the batch size. Kernels
+compute it with stand-ins for the unknown integers, several times: the results that are equal each time are known.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.ir.graph import Node
-from quantkit.ir.tensor import DType, Shape, Tensor
-from quantkit.ops.shape_rules import Rules, dims_of
-from quantkit.ops.size_evaluation import INTEGERS, MAX_ELEMENTS
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
 
 # Integers; None for an unknown one.
 Sizes = npt.NDArray[np.object_]
-# (node, shapes of its inputs, sizes of its inputs by index) -> sizes of its first output, or None if unknown
-SizesRule = Callable[[Node, Sequence[Shape], Mapping[int, Sizes]], Sizes | None]
 
-RULES: Rules[SizesRule] = Rules()
+# Maximum number of elements of a tensor of sizes.
+MAX_ELEMENTS = 32
+INTEGERS = frozenset({DType.INT32, DType.INT64})
+# Smallest stand-in of an unknown integer: larger than the divisors of shape arithmetic, and small enough for products.
+_STAND_IN = 65537
+
+
+def compute(
+    kernel: Callable[[Sequence[Array | None]], Sequence[Array]], inputs: Sequence[Array | None]
+) -> Sequence[Array]:
+    """Return the outputs of a kernel, of type object if inputs have unknown integers.
+
+    Args:
+        kernel: function of the values of the inputs.
+        inputs: values of the inputs; integers of type object may be None.
+
+    Raises:
+        ValueError: the shape of an output depends on unknown integers, or an output has another type.
+    """
+    sizes = [array for array in inputs if array is not None and array.dtype == object]
+    num_unknown = sum(array.reshape(-1).tolist().count(None) for array in sizes)
+    if not num_unknown:
+        return kernel(list(_replace_unknown(inputs, [])))
+    first = np.arange(_STAND_IN, _STAND_IN + num_unknown)
+    # Remainders by all divisors differ for consecutive numbers; quotients, minima and maxima with a known number differ
+    # for both signs, and those of two unknown numbers in the reverse order.
+    results = [kernel(list(_replace_unknown(inputs, row.tolist()))) for row in (first, first + 1, -first, first[::-1])]
+    outputs = list[Array]()
+    for arrays in zip(*results, strict=True):
+        if any(array.shape != arrays[0].shape or array.dtype.kind != "i" for array in arrays):
+            raise ValueError("the shape depends on unknown integers, or the values are not integers")
+        outputs.append(arrays[0].astype(object))
+        outputs[-1][np.any([array != arrays[0] for array in arrays], axis=0)] = None
+    return outputs
+
+
+def _replace_unknown(inputs: Sequence[Array | None], stand_ins: Sequence[int]) -> Iterator[Array | None]:
+    remaining = iter(stand_ins)
+    for array in inputs:
+        if array is None or array.dtype != object:
+            yield array
+        else:
+            values = [next(remaining) if value is None else value for value in array.reshape(-1)]
+            yield np.array(values, np.int64).reshape(array.shape)
 
 
 def of_tensor(tensor: Tensor) -> Sizes | None:
@@ -73,113 +109,3 @@ def require_known(sizes: Sizes) -> list[int]:
     if None in values:
         raise ValueError("a size is unknown")
     return [int(value) for value in values]
-
-
-@RULES.rule("Shape")
-def _shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    return vector(dims_of(shapes[0]))
-
-
-@RULES.rule("Size")
-def _size(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    return scalar(prod(shapes[0].sizes) if shapes[0].is_known else None)
-
-
-@RULES.rule("Rank")
-def _rank(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    return scalar(len(dims_of(shapes[0])))
-
-
-@RULES.rule("Identity StopGradient EnsureShape")
-def _same(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    return sizes[0]
-
-
-@RULES.rule("Cast")
-def _cast(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    return sizes[0] if node.attrs.get("DstT") in INTEGERS else None
-
-
-@RULES.rule("StridedSlice")
-def _strided_slice(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    (begin,), (end,), (stride,) = (require_known(sizes[slot]) for slot in (1, 2, 3))
-    masks = {
-        name: node.attrs.get(f"{name}_mask", 0) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-    }
-    if sizes[0].ndim != 1 or masks["ellipsis"] or masks["new_axis"]:
-        return None
-    if masks["shrink_axis"]:
-        return scalar(sizes[0][begin])
-    return sizes[0][slice(None if masks["begin"] else begin, None if masks["end"] else end, stride)]
-
-
-@RULES.rule("Slice")
-def _slice(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    (begin,), (size,) = (require_known(sizes[slot]) for slot in (1, 2))
-    return sizes[0][begin:] if size < 0 else sizes[0][begin : begin + size]
-
-
-@RULES.rule("GatherV2 Gather")
-def _gather(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    if sizes[0].ndim != 1:
-        return None
-    return np.asarray(sizes[0][np.array(require_known(sizes[1]), np.int64).reshape(sizes[1].shape)], object)
-
-
-@RULES.rule("Pack")
-def _pack(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    parts = [sizes.get(slot) for slot in range(len(node.inputs))]
-    # Pack requires equal shapes: if one part is a scalar, all are, including unknown ones.
-    if any(part is not None and part.ndim for part in parts) or not any(part is not None for part in parts):
-        return None
-    return vector([None if part is None else part.item() for part in parts])
-
-
-@RULES.rule("ConcatV2 Concat")
-def _concat(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    slots = range(1, len(node.inputs)) if node.op == "Concat" else range(len(node.inputs) - 1)
-    parts = [sizes[slot] for slot in slots]
-    return np.concatenate(parts) if all(part.ndim == 1 for part in parts) else None
-
-
-@RULES.rule("ExpandDims Squeeze Reshape")
-def _reshape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    if node.op == "Squeeze":
-        return sizes[0].reshape(()) if sizes[0].size == 1 else None
-    if node.op == "ExpandDims":
-        return sizes[0].reshape(1) if not sizes[0].ndim else None
-    shape = require_known(sizes[1])
-    return sizes[0].reshape(shape) if len(shape) < 2 else None
-
-
-@RULES.rule("Prod Sum Max Min")
-def _reduce(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    if sizes[0].ndim > 1 or node.attrs.get("keep_dims") or (sizes[0].ndim and not require_known(sizes[1])):
-        return None
-    values = sizes[0].reshape(-1).tolist()
-    if None in values:
-        return scalar(None)
-    functions: Mapping[str, Callable[[list[int]], int]] = {"Prod": prod, "Sum": sum, "Max": max, "Min": min}
-    return scalar(functions[node.op](values))
-
-
-@RULES.rule("Add AddV2 Sub Mul FloorDiv FloorMod Maximum Minimum")
-def _binary(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    functions: Mapping[str, Callable[[Any, Any], Any]] = {
-        "Sub": lambda a, b: a - b,
-        "Mul": lambda a, b: a * b,
-        "FloorDiv": lambda a, b: a // b,
-        "FloorMod": lambda a, b: a % b,
-        "Maximum": max,
-        "Minimum": min,
-    }
-    compute = functions.get(node.op, lambda a, b: a + b)
-    first, second = np.broadcast_arrays(sizes[0], sizes[1])
-    pairs = zip(first.reshape(-1).tolist(), second.reshape(-1).tolist(), strict=True)
-    return vector([None if a is None or b is None else compute(a, b) for a, b in pairs]).reshape(first.shape)
-
-
-@RULES.rule("Range")
-def _range(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sizes | None:
-    (start,), (limit,), (step,) = (require_known(sizes[slot]) for slot in (0, 1, 2))
-    return vector(list(range(start, limit, step))) if len(range(start, limit, step)) <= MAX_ELEMENTS else None

@@ -1,5 +1,7 @@
 """Integers that graphs compute from shapes, and the shapes that follow."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from quantkit.ir.tensor import Shape
 from quantkit.ir.text import from_text
 from quantkit.ops.macs import count_macs
 from quantkit.ops.shape_inference import infer
+from quantkit.ops.size_inference import compute, scalar, vector
 from quantkit.runtimes import open_session
 
 HEAD = """
@@ -47,6 +50,31 @@ def infer_output(lines: str) -> object:
 )
 def test_integers_computed_from_shapes_are_inferred(lines: str, expected: object) -> None:
     assert infer_output(lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (np.minimum, [None, 2, None]),
+        (np.maximum, [None, 4, None]),
+        (np.floor_divide, [None, 2, None]),
+        (np.remainder, [None, 0, None]),
+        (np.subtract, [None, 2, None]),
+        (np.multiply, [None, 8, None]),
+        (lambda a, b: 0 * a * b, [0, 0, 0]),
+        (lambda a, b: np.concatenate([b, a]), [None, 2, 7, None, 4, None]),
+    ],
+)
+def test_a_result_is_known_if_it_depends_on_no_unknown_integer(
+    function: Callable[..., np.ndarray], expected: list[int | None]
+) -> None:
+    (result,) = compute(lambda arrays: [function(*arrays)], [vector([None, 4, None]), vector([None, 2, 7])])
+    assert result.tolist() == expected
+
+
+def test_a_shape_that_depends_on_an_unknown_integer_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the shape depends"):
+        compute(lambda arrays: [np.arange(abs(np.sum(arrays[0])))], [scalar(None)])
 
 
 def test_integers_computed_from_data_are_unknown() -> None:

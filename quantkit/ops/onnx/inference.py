@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from typing import Any, cast
 
 from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, Shape, Tensor
-from quantkit.ops.onnx import sizes as size_rules
 from quantkit.ops.onnx.kernels import evaluate
+from quantkit.ops.onnx.partial_shapes import ATTRIBUTES, PARTIAL_SHAPES
 from quantkit.ops.onnx.shapes import RULES
 from quantkit.ops.onnx.types import infer_types
-from quantkit.ops.shape_rules import UNKNOWN
-from quantkit.ops.size_inference import Sizes, as_tensor, of_tensor
+from quantkit.ops.shape_rules import UNKNOWN, dims_of
+from quantkit.ops.size_inference import Sizes, as_tensor, compute, of_tensor, scalar, vector
 
 # Values with more elements are not computed: no list of sizes is longer.
 MAX_ELEMENTS = 64
@@ -68,8 +67,6 @@ class _Inference:
             pass  # the shape may be known without the value
         try:
             self._infer_shapes(node, constants)
-            if not is_input:
-                self._infer_sizes(node, constants)
         except _FAULTS:
             return  # the node is invalid: the runtime reports that with more detail
 
@@ -80,28 +77,40 @@ class _Inference:
         return value
 
     def _compute(self, node: Node, constants: Mapping[int, Tensor]) -> bool:
-        """Compute the values of a small node whose inputs are known; return False if an input is not."""
-        arrays: list[Array | None]
-        if node.op == "Shape" and node.inputs and self.shapes.get(node.inputs[0], UNKNOWN).is_known:
-            arrays = [np.broadcast_to(np.int8(0), self.shapes[node.inputs[0]].sizes)]
-        elif node.op not in VALUE_OPS or len(constants) < sum(1 for edge in node.inputs if edge.node):
-            return False
+        """Compute the values of a small node, some of which may be unknown integers; return False if an input is."""
+        if node.op in ("Shape", "Size"):
+            outputs: Sequence[Array] = [self._count(node)]
         else:
-            inputs = [constants.get(slot) for slot in range(len(node.inputs))]
-            if any(value is not None and value.num_elements > MAX_ELEMENTS for value in inputs):
+            inputs = [
+                constants[slot].array if slot in constants else self.sizes.get(edge)
+                for slot, edge in enumerate(node.inputs)
+            ]
+            is_known = all(array is not None or not edge.node for array, edge in zip(inputs, node.inputs, strict=True))
+            if node.op not in VALUE_OPS or not is_known:
                 return False
-            arrays = [None if value is None else value.array for value in inputs]
-        if node.op in ("Expand", "ConstantOfShape", "Tile", "Range") and not self._is_small(node, constants):
-            return False
-        for port, array in enumerate(evaluate(node, arrays, is_folded=True)):
+            if any(array is not None and array.size > MAX_ELEMENTS for array in inputs):
+                return False
+            if node.op in ("Expand", "ConstantOfShape", "Tile", "Range") and not self._is_small(node, constants):
+                return False
+            outputs = compute(lambda arrays: evaluate(node, arrays, is_folded=True), inputs)
+        for port, array in enumerate(outputs):
             if array.size > MAX_ELEMENTS:
                 return False
             edge = Edge(node.name, port)
-            self._values[edge] = Tensor.of(array)
             self.shapes[edge] = Shape(array.shape)
-            if (sizes_of_value := of_tensor(self._values[edge])) is not None:
-                self.sizes[edge] = sizes_of_value
+            is_partial = array.dtype == object
+            value = as_tensor(array, self._types.get(edge)) if is_partial else Tensor.of(array)
+            sizes = array if is_partial else of_tensor(Tensor.of(array))
+            self._values |= {} if value is None else {edge: value}
+            self.sizes |= {} if sizes is None else {edge: sizes}
         return True
+
+    def _count(self, node: Node) -> Sizes:
+        """Return the integers of a Shape or Size node."""
+        shape, attrs = self.shapes.get(node.inputs[0], UNKNOWN), cast("Mapping[str, Any]", node.attrs)
+        if node.op == "Size":
+            return scalar(math.prod(shape.sizes))
+        return vector(dims_of(shape)[attrs.get("start", 0) : attrs.get("end")])
 
     def _is_small(self, node: Node, constants: Mapping[int, Tensor]) -> bool:
         self._infer_shapes(node, constants)
@@ -111,9 +120,9 @@ class _Inference:
     def _infer_shapes(self, node: Node, constants: Mapping[int, Tensor]) -> None:
         input_shapes = [self.shapes.get(edge, UNKNOWN) for edge in node.inputs]
         results: Sequence[Shape] = ()
-        if node.op in size_rules.PARTIAL_SHAPES and (sizes := self._sizes_of(node, constants)):
+        if node.op in PARTIAL_SHAPES and (sizes := self._sizes_of(node, constants)):
             try:
-                results = size_rules.PARTIAL_SHAPES[node.op](node, input_shapes, sizes)
+                results = PARTIAL_SHAPES[node.op](node, input_shapes, sizes)
             except _FAULTS:
                 results = ()
         if not results and node.op in RULES:
@@ -123,20 +132,10 @@ class _Inference:
             if shape.dims is not None or edge not in self.shapes:
                 self.shapes[edge] = shape  # stated sizes are often those of another batch size
 
-    def _infer_sizes(self, node: Node, constants: Mapping[int, Tensor]) -> None:
-        rule = size_rules.RULES.get(node.op)
-        if rule is None:
-            return
-        input_shapes = [self.shapes.get(edge, UNKNOWN) for edge in node.inputs]
-        for port, sizes in enumerate(rule(node, input_shapes, self._sizes_of(node, constants))):
-            edge = Edge(node.name, port)
-            self.sizes[edge] = sizes
-            self.shapes[edge] = Shape(sizes.shape)
-            if (value := as_tensor(sizes, self._types.get(edge))) is not None:
-                self._values[edge] = value
-
     def _sizes_of(self, node: Node, constants: Mapping[int, Tensor]) -> dict[int, Sizes]:
-        """Return the integers of the inputs; None for an unknown element."""
+        """Return the integers of the inputs, and of attributes that later opsets replace by inputs."""
         sizes = {slot: self.sizes[edge] for slot, edge in enumerate(node.inputs) if edge in self.sizes}
         constant_sizes = {slot: of_tensor(value) for slot, value in constants.items()}
-        return sizes | {slot: values for slot, values in constant_sizes.items() if values is not None}
+        stated = {slot: node.attrs.get(name) for slot, name in enumerate(ATTRIBUTES.get(node.op, ()), 1)}
+        attributes = {slot: vector(values) for slot, values in stated.items() if isinstance(values, tuple)}
+        return attributes | sizes | {slot: values for slot, values in constant_sizes.items() if values is not None}

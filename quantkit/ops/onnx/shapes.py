@@ -1,4 +1,4 @@
-"""Shape rules and MACs of ONNX ops, and the stateful op types.
+"""Shape rules and MACs of ONNX ops, and the stateful op types; `partial_shapes` has sizes that are inputs.
 
 Images have the layout (n, c, h, w), weights of a convolution (c_out, c_in / groups, h, w).
 """
@@ -12,7 +12,6 @@ from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops.macs import count_einsum_macs
 from quantkit.ops.onnx.inputs import WEIGHTS_INDEXES
-from quantkit.ops.onnx.kernels.movement import slice_of
 from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
 from quantkit.ops.table import CONTROL_FLOW, Fact, find_ops
 
@@ -230,9 +229,9 @@ def _concat(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
     return [Shape(tuple(dims))]
 
 
-@RULES.rule("Reshape")
-def _reshape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    (rank,) = dims_of(shapes[1])
+@RULES.rule("Reshape ConstantOfShape")
+def _of_rank(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    (rank,) = dims_of(shapes[0 if node.op == "ConstantOfShape" else 1])
     return [UNKNOWN if rank is None else Shape((None,) * rank)]
 
 
@@ -292,14 +291,9 @@ def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
     return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
 
 
-@RULES.rule("Pad")
-def _pad(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    pads = _integers(node, "pads", constants, 1)
-    if pads is None or len(shapes) > 3 or len(pads) != 2 * len(dims):
-        return [Shape((None,) * len(dims))]
-    sides = zip(dims, pads[: len(dims)], pads[len(dims) :], strict=True)
-    return [Shape(tuple(None if size is None else size + before + after for size, before, after in sides))]
+@RULES.rule("Pad Tile")
+def _resized(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+    return [Shape((None,) * len(dims_of(shapes[0])))]
 
 
 @RULES.rule("Split")
@@ -353,49 +347,16 @@ def _resize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
 
 @RULES.rule("Slice")
 def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(dims_of(shapes[0]))
-    starts, ends = _integers(node, "starts", constants, 1), _integers(node, "ends", constants, 2)
-    if starts is None or ends is None:
-        axes = _integers(node, "axes", constants, 3)
-        changed = range(len(dims)) if axes is None else axes
-        return [
-            Shape(
-                tuple(
-                    None if axis in {item % len(dims) for item in changed} else size for axis, size in enumerate(dims)
-                )
-            )
-        ]
-    axes = _integers(node, "axes", constants, 3) or list(range(len(starts)))
-    steps = _integers(node, "steps", constants, 4) or [1] * len(starts)
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        size = dims[axis]
-        dims[axis] = None if size is None else len(range(size)[slice_of(start, end, step, size)])
-    return [Shape(tuple(dims))]
+    dims = dims_of(shapes[0])
+    axes = _integers(node, "axes", constants, 3)
+    changed = range(len(dims)) if axes is None else [axis % len(dims) for axis in axes]
+    return [Shape(tuple(None if axis in changed else size for axis, size in enumerate(dims)))]
 
 
 @RULES.rule("Expand")
 def _expand(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    if 1 in constants:
-        return _broadcast(node, [shapes[0], Shape(tuple(int(size) for size in constants[1].array))], {})
     (rank,) = dims_of(shapes[1])
     return [UNKNOWN] if rank is None else _broadcast(node, [shapes[0], Shape((None,) * rank)], {})
-
-
-@RULES.rule("Tile")
-def _tile(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    if 1 not in constants:
-        return [Shape((None,) * len(dims))]
-    pairs = zip(dims, constants[1].array, strict=True)
-    return [Shape(tuple(None if size is None else size * int(count) for size, count in pairs))]
-
-
-@RULES.rule("ConstantOfShape")
-def _constant_of_shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    if 0 in constants:
-        return [Shape(tuple(int(size) for size in constants[0].array))]
-    (rank,) = dims_of(shapes[0])
-    return [UNKNOWN if rank is None else Shape((None,) * rank)]
 
 
 @RULES.rule("Range")

@@ -17,7 +17,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN
-from quantkit.ops.size_evaluation import INTEGERS
+from quantkit.ops.size_inference import INTEGERS
 from quantkit.ops.tensorflow.frames import find_loop_nodes, without_back_edges
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.quantization.targets.tensorflow.halves import CONCAT_ATTRS, CONVOLUTION, split_rows
