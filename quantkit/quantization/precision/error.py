@@ -207,5 +207,11 @@ def tap_outputs(graph: Graph) -> Graph:
 
 
 def _thin(values: Floats) -> Floats:
-    """Return at most `MAX_VALUES` values, at equal distances."""
-    return values[:: max(1, -(-len(values) // MAX_VALUES))]
+    """Return at most `MAX_VALUES` values: one at random, always the same, of each of as many equal parts.
+
+    A stride that shares a factor with a dimension would select some of its indices only, such as one column of images.
+    """
+    if len(values) <= MAX_VALUES:
+        return values
+    limits = np.arange(MAX_VALUES + 1) * len(values) // MAX_VALUES
+    return values[np.random.default_rng(0).integers(limits[:-1], limits[1:])]
