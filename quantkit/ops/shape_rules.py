@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Shape, Tensor
 
@@ -10,8 +13,12 @@ UNKNOWN = Shape(None)
 SCALAR = Shape(())
 
 Dims = tuple[int | None, ...]
+# Integers that a graph computes from shapes; None for an unknown one.
+Sizes = npt.NDArray[np.object_]
 # (node, shapes of its inputs, constant inputs by input index) -> shapes of its first outputs
 ShapeRule = Callable[[Node, Sequence[Shape], Mapping[int, Tensor]], Sequence[Shape]]
+# (node, shapes of its inputs, sizes of its inputs by index) -> shapes of its first outputs
+PartialShapeRule = Callable[[Node, Sequence[Shape], Mapping[int, Sizes]], Sequence[Shape]]
 
 Rule = TypeVar("Rule")
 
@@ -45,6 +52,11 @@ def dims_of(shape: Shape) -> Dims:
     if shape.dims is None:
         raise ValueError("unknown rank")
     return shape.dims
+
+
+def as_shape(sizes: Sequence[int | None]) -> Shape:
+    """Return the shape with these sizes; a negative one, which an op computes, is unknown."""
+    return Shape(tuple(None if size is None or size < 0 else size for size in sizes))
 
 
 def join_shapes(first: Shape, second: Shape) -> Shape:

@@ -9,12 +9,9 @@ compute it with stand-ins for the unknown integers, several times: the results t
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from quantkit.ir.tensor import Array, DType, Shape, Tensor
-
-# Integers; None for an unknown one.
-Sizes = npt.NDArray[np.object_]
+from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ops.shape_rules import Sizes
 
 # Maximum number of elements of a tensor of sizes.
 MAX_ELEMENTS = 32
@@ -74,15 +71,6 @@ def as_tensor(sizes: Sizes, dtype: DType | None) -> Tensor | None:
     if dtype not in INTEGERS or any(size is None for size in sizes.reshape(-1)):
         return None
     return Tensor.of(sizes.astype(dtype.numpy))
-
-
-def as_shape(sizes: Sizes) -> Shape:
-    """Return the shape with these sizes; -1, the size that Reshape computes, is unknown.
-
-    Raises:
-        TypeError: ``sizes`` is a scalar.
-    """
-    return Shape(tuple(None if size is None or size < 0 else int(size) for size in sizes.tolist()))
 
 
 def vector(values: Sequence[int | None]) -> Sizes:

@@ -23,7 +23,8 @@ from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.onnx.kernels import evaluate
 from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.shape_inference import UNKNOWN, infer
-from quantkit.ops.size_inference import Sizes, as_tensor
+from quantkit.ops.shape_rules import Sizes
+from quantkit.ops.size_inference import as_tensor
 
 PLAIN, NHWC = "plain", "nhwc"
 # A GraphDef version that supports every op of the conversion and deprecates none of them.

@@ -19,7 +19,8 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.onnx.types import NUMBERS
 from quantkit.ops.shape_inference import UNKNOWN, infer
-from quantkit.ops.size_inference import Sizes, as_tensor
+from quantkit.ops.shape_rules import Sizes
+from quantkit.ops.size_inference import as_tensor
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
 NCHW, PLAIN = "nchw", "plain"

@@ -3,7 +3,7 @@
 Shape(x: ?x20x16) = [?, 20, 16]  ->  Gather 0 = ?  ->  Concat with [32] = [?, 32]  ->  Reshape
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -11,19 +11,12 @@ from typing import Any
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.onnx.kernels.movement import slice_of
-from quantkit.ops.shape_rules import Dims, Rules, dims_of
-from quantkit.ops.size_inference import Sizes, require_known
-
-# (node, shapes of its inputs, sizes of its inputs by index) -> shapes of its first outputs
-PartialShapeRule = Callable[[Node, Sequence[Shape], Mapping[int, Sizes]], Sequence[Shape]]
+from quantkit.ops.shape_rules import PartialShapeRule, Rules, Sizes, as_shape, dims_of
+from quantkit.ops.size_inference import require_known
 
 PARTIAL_SHAPES: Rules[PartialShapeRule] = Rules()
 # Attributes of old opsets that are inputs of later ones, from input index 1.
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {"Slice": ("starts", "ends", "axes", "steps"), "Pad": ("pads",)}
-
-
-def _dims(values: Sequence[int | None]) -> Dims:
-    return tuple(None if value is None or value < 0 else value for value in values)
 
 
 @PARTIAL_SHAPES.rule("Reshape")
@@ -42,7 +35,7 @@ def _reshape_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Size
         if None not in before and None not in after:
             divisor = prod(after)
             result[result.index(-1)] = prod(size for size in before if size is not None) // divisor if divisor else 0
-    return [Shape(_dims(result))]
+    return [as_shape(result)]
 
 
 @PARTIAL_SHAPES.rule("Expand")
@@ -53,7 +46,7 @@ def _expand_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes
 
 @PARTIAL_SHAPES.rule("ConstantOfShape")
 def _constant_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
-    return [Shape(_dims(sizes[0].tolist()))]
+    return [as_shape(sizes[0].tolist())]
 
 
 @PARTIAL_SHAPES.rule("Tile")

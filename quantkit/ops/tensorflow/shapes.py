@@ -10,11 +10,13 @@ import numpy as np
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.kernels import evaluate
-from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
+from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, PartialShapeRule, Rules, ShapeRule, Sizes, as_shape, dims_of
 from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute, op_names, output_dtypes
 
 RULES: Rules[ShapeRule] = Rules()
+# Shapes of ops whose sizes are inputs; these inputs may have unknown elements.
+PARTIAL_SHAPES: Rules[PartialShapeRule] = Rules()
 # Sizes in the place of an unknown one: a slice of one element for both does not depend on it.
 UNKNOWN_SIZES = (1, 997)
 
@@ -145,6 +147,12 @@ def _shape_from_input(node: Node, shapes: Sequence[Shape], constants: Mapping[in
         return [Shape(tuple(int(size) for size in constants[slot].array))]
     (rank,) = dims_of(shapes[slot])
     return [UNKNOWN if rank is None else Shape((None,) * rank)]
+
+
+@PARTIAL_SHAPES.rule("Reshape BroadcastTo Fill Conv2DBackpropInput")
+def _partial_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
+    stated = sizes[1 if node.op in ("Reshape", "BroadcastTo") else 0].tolist()
+    return [as_shape(stated)] if None in stated else ()  # known sizes are constants for the other rules
 
 
 @RULES.rule("BroadcastArgs")
@@ -300,13 +308,13 @@ def _expand_dims(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Te
 
 @RULES.rule("Tile")
 def _tile(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [multiply_sizes(shapes[0], constants[1].array.tolist())]
+    return [Shape((None,) * len(dims_of(shapes[0])))]
 
 
-def multiply_sizes(shape: Shape, multiples: Sequence[int | None]) -> Shape:
-    """Return a shape whose sizes are multiplied; None for an unknown factor."""
-    pairs = zip(dims_of(shape), multiples, strict=True)
-    return Shape([None if size is None or factor is None else size * factor for size, factor in pairs])
+@PARTIAL_SHAPES.rule("Tile")
+def _multiply(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
+    pairs = zip(dims_of(shapes[0]), sizes[1].tolist(), strict=True)
+    return [Shape([None if size is None or factor is None else size * factor for size, factor in pairs])]
 
 
 @RULES.rule("Pad PadV2 MirrorPad")
