@@ -13,11 +13,9 @@ from math import prod
 from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
+from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import output_dtypes
-
-# Element types of ONNX outputs that differ from the type of the first input.
-ONNX_DTYPES = {"DequantizeLinear": DType.FLOAT, "Shape": DType.INT64, "ArgMax": DType.INT64, "ConvInteger": DType.INT32}
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,8 @@ def peak_memory(graph: Graph, shapes: Mapping[Edge, Shape], stated: Mapping[Edge
     """
     order = _computed_nodes(graph)
     buffers = _buffers(graph, order)
-    dtypes = _onnx_dtypes(graph, order, stated) if graph.dialect == "onnx" else None
+    known_types = {edge: dtype for edge, dtype in stated.items() if dtype is not None}
+    dtypes = infer_types(graph, known_types) if graph.dialect == "onnx" else None
     new_buffers: dict[str, list[Edge]] = {}
     for edge, buffer in buffers.items():
         if edge == buffer:
@@ -64,7 +63,7 @@ def peak_memory(graph: Graph, shapes: Mapping[Edge, Shape], stated: Mapping[Edge
     for step, node in enumerate(order):
         ending = {buffers[edge] for edge in node.inputs if edge in buffers and last_use[buffers[edge]] == step}
         for edge in new_buffers.get(node.name, ()):
-            dtype = dtypes.get(edge.node) if dtypes is not None else _dtype(node, edge.port)
+            dtype = _dtype(node, edge.port) if dtypes is None else dtypes.get(edge, DType.FLOAT)
             size = _num_bytes(dtype, shapes.get(edge))
             num_unknown += size is None
             reused = next((buffer for buffer in ending if node.op in in_place and live.get(buffer) == size), None)
@@ -109,23 +108,6 @@ def _num_bytes(dtype: DType | None, shape: Shape | None) -> int | None:
     if shape is None or not shape.is_known or dtype is None or dtype is DType.STRING:
         return None
     return prod(shape.sizes) * dtype.num_bytes
-
-
-def _onnx_dtypes(graph: Graph, order: list[Node], stated: Mapping[Edge, DType | None]) -> dict[str, DType]:
-    """Return the output type of each node: as stated by the file, else the type of the first input."""
-    dtypes: dict[str, DType] = {}
-    for node in order:
-        input_dtypes = [
-            graph[edge.node].value.dtype if graph.constant_of(edge) is not None else dtypes.get(edge.node)
-            for edge in node.inputs
-            if edge.node in graph
-        ]
-        own = node.attrs.get("dtype") if node.op == "Placeholder" else ONNX_DTYPES.get(node.op)
-        if node.op == "QuantizeLinear" and len(input_dtypes) > 2:
-            own = input_dtypes[2]
-        dtype = stated.get(Edge(node.name)) or own or next(filter(None, input_dtypes), DType.FLOAT)
-        dtypes[node.name] = dtype if isinstance(dtype, DType) else DType.FLOAT
-    return dtypes
 
 
 def _dtype(node: Node, port: int) -> DType | None:
