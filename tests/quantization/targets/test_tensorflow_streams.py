@@ -25,39 +25,6 @@ def diamond() -> Graph:
     )
 
 
-def stem() -> Graph:
-    """Two convolutions and a pool before the first branch."""
-    generator = np.random.default_rng(0)
-    nodes = [Node("x", "Placeholder", attrs={"dtype": DType.FLOAT, "shape": Shape((1, 64, 60, 3))})]
-    source, channels = "x", 3
-    for name, padding, stride in (
-        ("one", b"VALID", 2),
-        ("two", b"SAME", 1),
-        ("left", b"SAME", 1),
-        ("right", b"SAME", 1),
-    ):
-        weights = generator.normal(0, 0.2, (3, 3, channels, 8)).astype(np.float32)
-        window: dict[str, Attr] = {"strides": (1, stride, stride, 1), "padding": padding, "T": DType.FLOAT}
-        nodes += [
-            constant(f"{name}/w", weights),
-            Node(f"{name}/layer", "Conv2D", (Edge(source), Edge(f"{name}/w")), attrs=window),
-            Node(name, "Relu", (Edge(f"{name}/layer"),), attrs={"T": DType.FLOAT}),
-        ]
-        if name == "two":
-            pool: dict[str, Attr] = {
-                "ksize": (1, 3, 3, 1),
-                "strides": (1, 2, 2, 1),
-                "padding": b"VALID",
-                "T": DType.FLOAT,
-            }
-            nodes.append(Node("pool", "MaxPool", (Edge("two"),), attrs={**pool, "T": DType.FLOAT}))
-        source, channels = "pool" if name != "one" else "one", 8
-    nodes += [constant("axis", np.int32(3))]
-    joined: dict[str, Attr] = {"N": 2, "T": DType.FLOAT, "Tidx": DType.INT32}
-    nodes.append(Node("join", "ConcatV2", (Edge("left"), Edge("right"), Edge("axis")), attrs=joined))
-    return Graph.of(nodes, ["x"], ["join"])
-
-
 def test_the_longest_branch_starts_first() -> None:
     costs = {"start": 1.0, "short": 1.0, "long": 1.0, "longer": 2.0, "end": 1.0}
     assert all(not node.controls for node in add_streams(diamond(), costs).nodes.values())
@@ -82,20 +49,6 @@ def test_sizes_are_in_no_stream() -> None:
     ]
     ordered = schedule_for_two_threads(Graph.of(nodes, ["n"], ["first", "second", "third"]), {})
     assert not any(node.controls for node in ordered.nodes.values())
-
-
-@pytest.mark.engine
-@pytest.mark.skipif(not RUNTIME.available().ok, reason=RUNTIME.available().detail)
-def test_halves_of_rows_keep_the_outputs() -> None:
-    graph = stem()
-    plan = annotate(graph, Scheme.for_target("tensorflow", keep_float=("ConcatV2",)))
-    ranges = Ranges({edge: Range(-1.0 if edge == Edge("x") else 0.0, 2.0) for edge in plan.activations})
-    plain, arranged = (convert(graph, plan, ranges, streams=streams) for streams in (False, True))
-    assert arranged.op_counts["Slice"] == 2
-    assert "Slice" not in plain.op_counts
-    feeds = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 64, 60, 3)).astype(np.float32)}
-    with RUNTIME.open(plain) as first, RUNTIME.open(arranged) as second:
-        np.testing.assert_array_equal(first.run(feeds)["join"], second.run(feeds)["join"])
 
 
 def tower() -> Graph:

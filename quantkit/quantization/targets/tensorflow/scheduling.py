@@ -1,18 +1,13 @@
 """List scheduling of tasks with dependencies on a few threads.
 
 The tasks are cut into parts at every task that depends on all tasks before it and that all tasks
-after it depend on. Each part is small. Its order is found by list scheduling, longest path first,
-and then by local search: a task is moved to the front or to the back if that makes the part shorter.
+after it depend on. The order of each part is found by list scheduling, longest path first.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from typing import NamedTuple
-
-# Parts with more tasks are list-scheduled without local search.
-MAX_SEARCHED = 40
 
 
 @dataclass(frozen=True)
@@ -96,27 +91,9 @@ class Schedule(NamedTuple):
 
 def schedule(tasks: TaskGraph, threads: int) -> Schedule:
     """Return a schedule of all tasks."""
-    schedules = [search(part, threads) for part in tasks.split()]
+    schedules = [schedule_part(part, threads) for part in tasks.split()]
     dependencies = {name: before for part in schedules for name, before in part.dependencies.items()}
     return Schedule(dependencies, sum(part.end for part in schedules))
-
-
-def search(part: TaskGraph, threads: int) -> Schedule:
-    """Return a schedule of one part that is at most as long as that of list scheduling."""
-    ranks = _longest_paths(part)
-    best = _list_schedule(part, ranks, threads)
-    if not 2 < len(part.costs) <= MAX_SEARCHED:
-        return best
-    bound = max(sum(part.costs.values()) / threads, max(ranks.values()))
-    for name in sorted(ranks, key=ranks.__getitem__, reverse=True):
-        for rank in (inf, -inf):
-            if best.end <= bound:
-                return best
-            candidate_ranks = {**ranks, name: rank}
-            candidate = _list_schedule(part, candidate_ranks, threads)
-            if candidate.end < best.end:
-                best, ranks = candidate, candidate_ranks
-    return best
 
 
 def _longest_paths(tasks: TaskGraph) -> dict[str, float]:
@@ -127,9 +104,9 @@ def _longest_paths(tasks: TaskGraph) -> dict[str, float]:
     return paths
 
 
-def _list_schedule(tasks: TaskGraph, ranks: Mapping[str, float], threads: int) -> Schedule:
-    """Give each free thread the ready task of the highest rank."""
-    costs, predecessors = tasks.costs, tasks.predecessors
+def schedule_part(tasks: TaskGraph, threads: int) -> Schedule:
+    """Give each free thread the ready task with the longest path to an end."""
+    costs, predecessors, ranks = tasks.costs, tasks.predecessors, _longest_paths(tasks)
     ends: dict[str, float] = {}
     free = [0.0] * threads
     last = [""] * threads

@@ -2,9 +2,8 @@
 
 Small int8 layers gain little from several threads each, and TensorFlow starts ready nodes in an
 arbitrary order: the longest branch of a block is often started last. Here each node gets a stream,
-and a control dependency on the node before it in the stream. Where no nodes are independent, layers
-are split: the first layers into an upper and a lower half of the image, and a large layer into two
-halves of its channels.
+and a control dependency on the node before it in the stream. Where no nodes are independent, a large
+layer is split into two halves of its channels.
 
 The outputs do not change, and a single thread runs the same nodes one after the other.
 """
@@ -13,16 +12,17 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
-from quantkit.ir.tensor import Shape
+from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.ops.size_inference import INTEGERS
 from quantkit.ops.tensorflow.frames import find_loop_nodes, without_back_edges
 from quantkit.ops.tensorflow.signatures import attribute
-from quantkit.quantization.targets.tensorflow.halves import CONCAT_ATTRS, CONVOLUTION, split_rows
-from quantkit.quantization.targets.tensorflow.scheduling import TaskGraph, schedule, search
+from quantkit.quantization.targets.tensorflow.scheduling import TaskGraph, schedule, schedule_part
 
+CONVOLUTION = "QuantizedConv2DWithBiasAndReluAndRequantize"
+CONCAT_ATTRS: Mapping[str, Attr] = {"N": 2, "T": DType.QUINT8, "Tidx": DType.INT32}
 NUM_STREAMS = 2
 # Microseconds that two halves of a layer must save.
 MIN_GAIN = 20.0
@@ -35,13 +35,13 @@ _START = 5.0
 
 
 def schedule_for_two_threads(graph: Graph, shapes: Mapping[str, Shape]) -> Graph:
-    """Return the graph with split rows, split channels and streams.
+    """Return the graph with split channels and streams.
 
     Args:
         graph: graph of oneDNN ops.
         shapes: shapes of the nodes' first outputs; some may be unknown.
     """
-    return add_streams(*_split_channels(*split_rows(graph, shapes)))
+    return add_streams(*_split_channels(graph, shapes))
 
 
 def add_streams(graph: Graph, costs: Mapping[str, float], *, count: int = NUM_STREAMS) -> Graph:
@@ -77,7 +77,7 @@ def _split_channels(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, d
     costs = dict(_costs(graph, shapes))
     join_costs: dict[str, float] = {}
     for part in _task_graph(graph, costs).split():
-        end = search(part, NUM_STREAMS).end
+        end = schedule_part(part, NUM_STREAMS).end
         for name in sorted(part.costs, key=costs.__getitem__, reverse=True):
             if costs[name] < 2 * MIN_GAIN or not _may_split(graph, graph[name]):
                 continue
@@ -85,7 +85,7 @@ def _split_channels(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, d
             if not _feeds_concat(graph, name):
                 join_cost = _START + _num_elements(shapes, name) / _SPEEDS["Concat"]
             candidate = part.halve(name, join_cost, _START)
-            candidate_end = search(candidate, NUM_STREAMS).end
+            candidate_end = schedule_part(candidate, NUM_STREAMS).end
             if end - candidate_end > MIN_GAIN:
                 part, end = candidate, candidate_end
                 join_costs[name] = join_cost
