@@ -1,8 +1,8 @@
 """Check of the fused int8 kernels of this host's TensorFlow against float.
 
-The quantized graph runs once on a calibration sample, else on seeded random inputs. Each fused
-pattern is then computed in float from the same quantized inputs, so that a wrong kernel shows at
-its own node and rounding errors do not add up from layer to layer.
+The quantized graph runs once on a calibration sample, else on seeded random inputs in the calibrated ranges. Each
+fused pattern is then computed in float from the same quantized inputs, so that a wrong kernel shows at its own node and
+rounding errors do not add up from layer to layer.
 """
 
 import os
@@ -21,15 +21,14 @@ from quantkit.quantization.plan import FusedPattern, Plan
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.targets.tensorflow.parameters import edge_parameters, quantized_name, requantized_name
 from quantkit.runtimes.availability import require
-from quantkit.runtimes.session import Session, TensorInfo
+from quantkit.runtimes.random_inputs import Sizes, find_random_inputs, random_arrays
+from quantkit.runtimes.session import Session
 from quantkit.runtimes.tensorflow import RUNTIME
 
 # Rounding gives an error of about 1 % of the standard deviation; a wrong kernel more than 15 %.
 MAX_ERROR = 0.1
 ROUNDING_STEPS = 4
 BATCH_BYTES = 16 << 20
-# Ops between an input and the table that it indexes.
-INDEX_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Transpose"})
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
@@ -56,7 +55,7 @@ def check_on_this_host(
         plan: plan of ``graph``.
         ranges: ranges of every edge of the plan.
         quantized: result of `convert`.
-        feeds: arrays by input name; inputs without one get random values.
+        feeds: arrays by input name; inputs without one get random values in the calibrated ranges.
 
     Returns:
         Errors of all patterns with a quantized output, in topological order.
@@ -64,6 +63,7 @@ def check_on_this_host(
     Raises:
         UnavailableError: TensorFlow is not installed, runs without oneDNN, or has no kernel for a node.
         GraphError: TensorFlow rejects the graph.
+        UsageError: an input without an array takes strings, or its rank is unknown.
         CheckError: a kernel is wrong; the message names the first such node.
     """
     require_onednn()
@@ -72,7 +72,14 @@ def check_on_this_host(
     parameters_of = {edge: parameters[edge] for edge in names}
     fetches = [Edge(name) for name in names.values()]
     with RUNTIME.open(copy_shared_summands(quantized.with_endpoints(None, [*fetches, *quantized.outputs]))) as session:
-        outputs = _run(session, _complete(feeds, session, graph, ranges))
+        names_of = {Edge.parse(info.name): info.name for info in session.inputs}
+        bounds = {name: (ranges[edge].low, ranges[edge].high) for edge, name in names_of.items() if edge in ranges}
+
+        def run(sizes: Sizes, integers: tuple[int, int]) -> dict[str, Array]:
+            arrays = random_arrays(session.inputs, feeds=feeds, sizes=sizes, bounds=bounds, integers=integers)
+            return _run(session, arrays)
+
+        outputs = find_random_inputs(graph, session.inputs, run, feeds)
     _require_finite(quantized, outputs)
     values = {
         edge: parameters.dequantize(_as_uint8(outputs[names[edge]])) for edge, parameters in parameters_of.items()
@@ -108,49 +115,6 @@ def require_onednn() -> None:
             hint=f"unset {ONEDNN}, or set it to 1, in a new process",
         )
     require(RUNTIME.available())
-
-
-def _complete(feeds: Mapping[str, Array], session: Session, graph: Graph, ranges: Ranges) -> dict[str, Array]:
-    """Return the feeds, with uniform random values in the calibrated ranges for the other inputs."""
-    generator = np.random.default_rng(0)
-    return {
-        info.name: feeds[info.name] if info.name in feeds else _random_input(generator, graph, info, ranges)
-        for info in session.inputs
-    }
-
-
-def _random_input(generator: np.random.Generator, graph: Graph, info: TensorInfo, ranges: Ranges) -> Array:
-    if info.dtype is DType.STRING:
-        raise GraphError(
-            f"cannot check the graph on this host: its input {info.name!r} takes strings",
-            hint="give data (--calibration or --held-out), or name a tensor after the decoder: --inputs NAME",
-        )
-    if info.shape.dims is None:
-        raise GraphError(
-            f"the shape of the input {info.name!r} is unknown",
-            hint="give data (--calibration or --held-out), or the shape (--input-shape)",
-        )
-    shape = [size or 1 for size in info.shape.dims]
-    edge = Edge.parse(info.name)
-    if info.dtype is not DType.FLOAT:
-        return np.asarray(generator.integers(0, _num_values(graph, edge, info.dtype), shape), info.dtype.numpy)
-    low, high = ranges.get(edge, (-1.0, 1.0))
-    return np.asarray(generator.uniform(low, high, shape), np.float32)
-
-
-def _num_values(graph: Graph, edge: Edge, dtype: DType) -> int:
-    """Return the number of integers, from 0, that an input may have: at most the rows of the tables it indexes."""
-    sizes = [256 if dtype is DType.UINT8 else 2]
-    rows: list[int] = []
-    pending = [edge]
-    while pending:
-        for use in graph.uses.get(pending.pop(), ()):
-            if use.node.op in INDEX_OPS and use.slot == 0:
-                pending.append(Edge(use.node.name))
-            elif use.node.op in ("Gather", "GatherV2") and use.slot == 1:
-                table = graph.constant_of(use.node.inputs[0])
-                rows += [] if table is None else table.shape[:1]
-    return min(rows or sizes)
 
 
 def _run(session: Session, feeds: Mapping[str, Array]) -> dict[str, Array]:
