@@ -27,7 +27,7 @@ def compute(
 
     Args:
         kernel: function of the values of the inputs.
-        inputs: values of the inputs; integers of type object may be None.
+        inputs: values of the inputs; None for an unknown integer in an array of type object.
 
     Raises:
         ValueError: the shape of an output depends on unknown integers, or an output has another type.

@@ -15,7 +15,7 @@ from quantkit.ops.shape_rules import PartialShapeRule, Rules, Sizes, as_shape, d
 from quantkit.ops.size_inference import require_known
 
 PARTIAL_SHAPES: Rules[PartialShapeRule] = Rules()
-# Attributes of old opsets that are inputs of later ones, from input index 1.
+# Attributes of earlier opsets that are inputs in later ones, from input index 1.
 ATTRIBUTES: Mapping[str, tuple[str, ...]] = {"Slice": ("starts", "ends", "axes", "steps"), "Pad": ("pads",)}
 
 

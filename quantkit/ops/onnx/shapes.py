@@ -230,7 +230,7 @@ def _concat(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
 
 
 @RULES.rule("Reshape ConstantOfShape")
-def _of_rank(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _take_rank(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     (rank,) = dims_of(shapes[0 if node.op == "ConstantOfShape" else 1])
     return [UNKNOWN if rank is None else Shape((None,) * rank)]
 
@@ -292,7 +292,7 @@ def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
 
 
 @RULES.rule("Pad Tile")
-def _resized(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
+def _keep_rank(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     return [Shape((None,) * len(dims_of(shapes[0])))]
 
 
