@@ -47,7 +47,7 @@ class NodeAnnotation:
         self.weights: dict[str, Spec] = {}
         stated = find_float_nodes(facts.graph, facts.scheme.keep_float)
         decisions = as_decisions({**float_nodes, **dict.fromkeys(stated, "the scheme keeps it in float")}, USER)
-        self.refined = {name: decision for name, decision in decisions.items() if decision.precision == INT8}
+        self.refined = {name: decision for name, decision in decisions.items() if decision.is_refined}
         self.float_nodes = {name: decision for name, decision in decisions.items() if name not in self.refined}
 
     def store_weights(self) -> None:

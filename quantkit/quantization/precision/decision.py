@@ -34,6 +34,11 @@ class Decision:
     predicted: float | None = None
     measured: float | None = None
 
+    @property
+    def is_refined(self) -> bool:
+        """True for int8 in a form that is more precise than that of the scheme, because of the error of the outputs."""
+        return self.precision == INT8 and self.source == ERROR
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values by attribute."""
         return asdict(self)
