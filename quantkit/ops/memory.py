@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from quantkit.errors import GraphError
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.table import Fact, find_ops
-from quantkit.ops.tensorflow.signatures import output_dtypes
+from quantkit.ops.tensorflow.signatures import output_dtype
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def peak_memory(graph: Graph, shapes: Mapping[Edge, Shape], stated: Mapping[Edge
     for step, node in enumerate(order):
         ending = {buffers[edge] for edge in node.inputs if edge in buffers and last_use[buffers[edge]] == step}
         for edge in new_buffers.get(node.name, ()):
-            dtype = _dtype(node, edge.port) if dtypes is None else dtypes.get(edge, DType.FLOAT)
+            dtype = output_dtype(node, edge.port) if dtypes is None else dtypes.get(edge, DType.FLOAT)
             size = _num_bytes(dtype, shapes.get(edge))
             num_unknown += size is None
             reused = next((buffer for buffer in ending if node.op in in_place and live.get(buffer) == size), None)
@@ -108,14 +107,3 @@ def _num_bytes(dtype: DType | None, shape: Shape | None) -> int | None:
     if shape is None or not shape.is_known or dtype is None or dtype is DType.STRING:
         return None
     return prod(shape.sizes) * dtype.num_bytes
-
-
-def _dtype(node: Node, port: int) -> DType | None:
-    if node.op == "Placeholder":
-        dtype = node.attrs.get("dtype")
-        return dtype if isinstance(dtype, DType) else None
-    try:
-        dtypes = output_dtypes(node)
-    except GraphError:  # the type attribute is missing: the runtime reports that with more detail
-        return None
-    return dtypes[port] if port < len(dtypes) else None

@@ -21,7 +21,7 @@ from quantkit.ops.onnx.types import NUMBERS
 from quantkit.ops.shape_inference import UNKNOWN, infer
 from quantkit.ops.shape_rules import Sizes
 from quantkit.ops.size_inference import as_tensor
-from quantkit.ops.tensorflow.signatures import output_dtypes
+from quantkit.ops.tensorflow.signatures import output_dtype
 
 NCHW, PLAIN = "nchw", "plain"
 
@@ -366,8 +366,7 @@ def dtype_of(graph: Mapping[str, Node], edge: Edge) -> DType:
         UnavailableError: the type is unknown.
     """
     node = graph[edge.node]
-    dtypes = output_dtypes(node)
-    dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
+    dtype = output_dtype(node, edge.port)
     if dtype is None:
         attr = node.attrs.get("T", node.attrs.get("dtype"))
         if isinstance(attr, tuple) and edge.port < len(attr):

@@ -154,6 +154,14 @@ def output_dtypes(node: Node) -> tuple[DType | None, ...]:
     return () if op is None else _dtypes(node, op.outputs)
 
 
+def output_dtype(node: Node, port: int = 0) -> DType | None:
+    """Return the element type of an output; None if the op, the type or the output is unknown."""
+    try:
+        return next(iter(output_dtypes(node)[port : port + 1]), None)
+    except GraphError:  # an attribute is missing: the runtime reports that with more detail
+        return None
+
+
 def num_outputs(node: Node) -> int | None:
     """Return the number of outputs of a node; None for an unknown op.
 

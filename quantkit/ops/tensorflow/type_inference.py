@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from quantkit.errors import GraphError
 from quantkit.ir.graph import Graph, Node
 from quantkit.ir.tensor import DType
-from quantkit.ops.tensorflow.signatures import find_op, output_dtypes
+from quantkit.ops.tensorflow.signatures import find_op, output_dtype
 
 
 def complete_types(graph: Graph) -> Graph:
@@ -40,15 +39,7 @@ def _missing_types(node: Node, nodes: dict[str, Node]) -> Iterator[tuple[str, DT
         name = arg.type_attr
         if name and name not in node.attrs and op.attrs[name].default is None:
             edge = node.inputs[slot]
-            dtype = _output_dtype(nodes[edge.node], edge.port) if edge.node in nodes else None
+            dtype = output_dtype(nodes[edge.node], edge.port) if edge.node in nodes else None
             if dtype is not None:
                 yield name, dtype
         slot += count
-
-
-def _output_dtype(node: Node, port: int) -> DType | None:
-    """Return the element type of an output; None if it is unknown."""
-    try:
-        return next(iter(output_dtypes(node)[port : port + 1]), None)
-    except GraphError:
-        return None

@@ -8,7 +8,7 @@ from quantkit.ir.names import unused_name
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.ops.tensorflow.signatures import output_dtypes
+from quantkit.ops.tensorflow.signatures import output_dtype
 from quantkit.transforms.registry import transform
 
 
@@ -111,8 +111,7 @@ def _make_placeholders(
 
 
 def _make_placeholder(node: Node, edge: Edge, name: str, shape: Shape) -> Node:
-    dtypes = output_dtypes(node)
-    dtype = dtypes[edge.port] if edge.port < len(dtypes) else None
+    dtype = output_dtype(node, edge.port)
     if dtype is None:
         raise GraphError(
             f"cannot determine the element type of {str(edge)!r} ({node.op})",

@@ -5,7 +5,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.ops.tensorflow.signatures import output_dtypes
+from quantkit.ops.tensorflow.signatures import output_dtype
 from quantkit.transforms.registry import transform
 
 
@@ -104,8 +104,7 @@ def _find_needed(graph: Graph) -> tuple[set[str], dict[str, int]]:
 
 
 def _infer_dtype(graph: Graph, node: Node) -> DType:
-    dtypes = output_dtypes(node) if graph.dialect == "tensorflow" else ()
-    return dtypes[0] or DType.FLOAT if dtypes else DType.FLOAT
+    return (output_dtype(node) if graph.dialect == "tensorflow" else None) or DType.FLOAT
 
 
 def _infer_shape(graph: Graph, node: Node) -> Shape:

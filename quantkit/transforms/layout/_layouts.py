@@ -15,7 +15,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
-from quantkit.ops.tensorflow.signatures import attribute, find_op, output_dtypes
+from quantkit.ops.tensorflow.signatures import attribute, find_op, output_dtype
 from quantkit.transforms._names import FreeNames
 
 # Permutation of the dimensions for the Transpose into each layout.
@@ -213,9 +213,7 @@ class LayoutConverter:
             else:
                 self.leading.append(permutation)
             self.orders[order] = Edge(permutation.name)
-        dtypes = output_dtypes(like)
-        dtype = (dtypes[port] if port < len(dtypes) else None) or DType.FLOAT
-        attrs: dict[str, Attr] = {"T": dtype, "Tperm": DType.INT32}
+        attrs: dict[str, Attr] = {"T": output_dtype(like, port) or DType.FLOAT, "Tperm": DType.INT32}
         transpose = Node(name, "Transpose", (edge, self.orders[order]), attrs=attrs, device=like.device)
         return [*new_constants, transpose]
 

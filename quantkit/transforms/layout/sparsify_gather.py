@@ -14,7 +14,7 @@ from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import Outcome, Skip, free_name
 from quantkit.ir.tensor import Array, DType
 from quantkit.ops.table import Fact, find_ops
-from quantkit.ops.tensorflow.signatures import output_dtypes
+from quantkit.ops.tensorflow.signatures import output_dtype
 from quantkit.transforms.registry import transform
 
 GATHERS = find_ops(Fact.GATHER, "tensorflow")
@@ -204,8 +204,7 @@ def _lookup(graph: Graph, gather: Gather, table: str, init: str) -> list[Node]:
     root = gather.node
     nodes: list[Node] = []
     ids = root.inputs[1]
-    dtype = root.attrs.get("Tindices") or output_dtypes(graph[ids.node])[ids.port : ids.port + 1]
-    if dtype in (DType.INT32, (DType.INT32,)):
+    if (root.attrs.get("Tindices") or output_dtype(graph[ids.node], ids.port)) is DType.INT32:
         attrs: dict[str, Attr] = {"SrcT": DType.INT32, "DstT": DType.INT64}
         nodes.append(Node(free_name(graph, f"{root.name}/Cast"), "Cast", (ids,), attrs=attrs, device=root.device))
         ids = Edge(nodes[-1].name)
