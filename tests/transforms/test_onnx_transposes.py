@@ -131,3 +131,25 @@ def test_batch_norms_and_pads_of_channels_last_layers_fold() -> None:
     values = np.random.default_rng(2).normal(size=(2, 4, 5, 3)).astype(np.float32)
     with find_runtime("reference").open(graph) as first, find_runtime("reference").open(after) as second:
         np.testing.assert_allclose(second.run(values)["y"], first.run(values)["y"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("order", "transposes"), [("0, 3, 1, 2", 0), ("0, 1, 3, 2", 1)])
+def test_transposes_that_move_only_axes_of_size_one_become_a_reshape(order: str, transposes: int) -> None:
+    """A pool of Keras along lines is one over columns, between convolutions over rows."""
+    graph = from_text(f"""
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[?x3x1x5]()
+        last = Transpose(x, perm=[0, 2, 3, 1])
+        row = Constant[int64]([1])
+        column = Constant[int64]([2])
+        line = Squeeze(last, row)
+        image = Unsqueeze(line, column)
+        y = Transpose(image, perm=[{order}])
+    """)
+    after = rewrite(graph, "simplify_arithmetic")
+    assert after.op_counts.get("Transpose", 0) == transposes
+    values = np.random.default_rng(0).normal(size=(2, 3, 1, 5)).astype(np.float32)
+    with find_runtime("reference").open(graph) as first, find_runtime("reference").open(after) as second:
+        np.testing.assert_array_equal(second.run(values)["y"], first.run(values)["y"])

@@ -32,9 +32,10 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
     with -1 for that size.
 
     In ONNX graphs also: consecutive views become one Reshape, a transpose that moves only axes of
-    size 1 becomes a Reshape, consecutive slices and concatenations are merged, Slice and Squeeze become
-    Gather, a Squeeze after a reduction becomes keepdims=0, x * (1 / y) becomes x / y, and elementwise
-    ops, pads and reductions between transposes compute before them where fewer transposes then remain.
+    size 1 becomes a Reshape, also with a view and a second transpose after it, consecutive slices and
+    concatenations are merged, Slice and Squeeze become Gather, a Squeeze after a reduction becomes
+    keepdims=0, x * (1 / y) becomes x / y, and elementwise ops, pads and reductions between
+    transposes compute before them where fewer transposes then remain.
 
     Skips factors whose product would leave the range of float32, summands of different signs, x + 0
     that could change -0 to 0, rules that depend on an unknown shape, and negations by which
@@ -188,6 +189,19 @@ def simplify_arithmetic(graph: Graph, *, signed_zeros: bool = True) -> Outcome:
         same = Flatten(w)
         line = Constant[int64]([-1])
         v = Reshape(same, line)
+
+    Example:
+        simplify_arithmetic
+        dialect: onnx
+        inputs: x
+        outputs: y
+        x = Placeholder[?x3x1x5]()
+        last = Transpose(x, perm=[0, 2, 3, 1])
+        row = Constant[int64]([1])
+        column = Constant[int64]([2])
+        line = Squeeze(last, row)
+        image = Unsqueeze(line, column)
+        y = Transpose(image, perm=[0, 3, 1, 2])
 
     Example:
         simplify_arithmetic

@@ -197,6 +197,30 @@ def merge_transposes(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
     return None if inner is None else [root.with_input(0, source).with_attrs(perm=order)]
 
 
+def merge_transposes_around_views(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
+    """Replace a Transpose, a view that moves or drops axes of size 1, and a Transpose back by a Reshape."""
+    view = producer(graph, root.inputs[0], VIEW_OPS)
+    inner = producer(graph, view.inputs[0], "Transpose") if view is not None else None
+    if view is None or inner is None:
+        return None
+    edges = (inner.inputs[0], Edge(inner.name), Edge(view.name), Edge(root.name))
+    source, moved, viewed, target = (facts.dims(edge) for edge in edges)
+    if not source or not moved or not viewed or not target or source.count(None) > 1 or 0 in source:
+        return None
+    perm = _attr(inner, "perm") or tuple(range(len(source)))[::-1]
+    if [size for size in moved if size != 1] != [size for size in viewed if size != 1]:
+        return None
+    # Axis of the source of each larger axis of the view.
+    axes = iter([axis for axis in perm if source[axis] != 1])
+    origins = [None if size == 1 else next(axes) for size in viewed]
+    order = _attr(root, "perm") or tuple(range(len(viewed)))[::-1]
+    larger = [origin for axis in order if (origin := origins[axis]) is not None]
+    if larger != sorted(larger):
+        return None
+    shape = new_constant(graph, f"{root.name}/shape", np.array([-1 if size is None else size for size in target]))
+    return [shape, Node(root.name, "Reshape", (edges[0], Edge(shape.name)), extra=root.extra)]
+
+
 def merge_concats(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
     """Replace a Concat of a Concat along the same axis by one Concat."""
     axis, rank = root.attrs.get("axis"), len(facts.dims(Edge(root.name)) or ())
@@ -286,6 +310,7 @@ RULES: tuple[tuple[str, Callable[[GraphFacts, Graph, Node], Rewritten]], ...] = 
     (VIEW_OPS, merge_views),
     ("Expand|Tile|Slice|Resize|MaxPool|AveragePool", remove_expand),
     ("Slice", remove_slice),
+    ("Transpose", merge_transposes_around_views),
     ("Transpose", merge_transposes),
     ("Concat", merge_concats),
     ("Pad|Tile", remove_pad),
