@@ -9,6 +9,7 @@ from quantkit.data.options import LABELS, InputImageOptions
 from quantkit.evaluation.tasks import TASKS, find_task
 from quantkit.options import Declaration, option
 from quantkit.runtimes import AUTO
+from quantkit.runtimes.options import RUNTIME_NAME
 
 # Samples per run for models with a dynamic batch: larger batches are hardly faster on a CPU.
 BATCH = 8
@@ -28,11 +29,7 @@ class DatasetOptions:
     batch: int = option(
         BATCH, require_positive, help=f"samples per run for models with a dynamic batch (default: {BATCH})"
     )
-    runtime: str = option(
-        AUTO,
-        require_text,
-        help="runtime for models without @RUNTIME (default: that of the receipt, else the fastest one)",
-    )
+    runtime: str = option(AUTO, RUNTIME_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)

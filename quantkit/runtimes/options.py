@@ -2,10 +2,16 @@
 
 from dataclasses import dataclass
 
-from quantkit.arguments import require_positive
-from quantkit.options import option
+from quantkit.arguments import require_positive, require_text
+from quantkit.options import Declaration, option
 from quantkit.runtimes.runtime import ISAS
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
+
+RUNTIME_NAME = Declaration(
+    require_text,
+    help="runtime for models without @RUNTIME (default: that of the receipt, else the fastest one)",
+    doc="runtime for models without ``@RUNTIME``; ``auto``: see `quantkit.open_session`",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ contains both. There are four outcomes:
 
 An undecided comparison also ends after ten processes, when the estimate of `Speedup.needed_processes` exceeds
 `MOST_PROCESSES`. Its interval contains 1, so that this stop is never a wrong decision: in simulations, comparisons of
-equal models end after 12 processes instead of 20, intervals cover as often, and 9 % fewer differences at most, those
-that 20 processes would hardly show, are decided.
+equal models end after 12 processes instead of 20, intervals cover as often, and up to 9 % of the comparisons that 20
+processes would decide stay undecided.
 
 Two benchmarks find the machine in two states: another clock frequency, other programs. A fixed workload in the rounds
 of both shows the change, and a model may follow it or not. The interval over a saved benchmark therefore contains that

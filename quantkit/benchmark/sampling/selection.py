@@ -34,7 +34,7 @@ from quantkit.model.options import INPUT_SHAPES, LoadingOptions
 from quantkit.options import Declaration, option
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import AUTO, find_runtime, split_runtime
-from quantkit.runtimes.options import IsaOptions, ThreadOptions
+from quantkit.runtimes.options import RUNTIME_NAME, IsaOptions, ThreadOptions
 from quantkit.runtimes.runtime import isa_environment
 from quantkit.runtimes.session import PRECISIONS, SessionOptions
 from quantkit.transforms.plugins import keras_objects
@@ -114,12 +114,7 @@ class CandidateOptions(InputOptions, ThreadOptions, IsaOptions, ProcessOptions, 
             "with ``@RUNTIME``. A single model is a list of one"
         ),
     ]
-    runtime: str = option(
-        AUTO,
-        require_text,
-        help="runtime for models without @RUNTIME (default: that of the receipt, else the fastest one)",
-        doc="runtime for models without ``@RUNTIME``; ``auto``: see `quantkit.open_session`",
-    )
+    runtime: str = option(AUTO, RUNTIME_NAME)
 
 
 def select_candidates(options: CandidateOptions, folder: Path) -> list[Candidate]:
