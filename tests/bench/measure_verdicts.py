@@ -116,19 +116,18 @@ def measure_seconds(trees: dict[str, Path], minutes: float, folder: Path) -> lis
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median seconds of each tool and work tree, of each network and of all."""
+    """Return the median seconds of each tool, network and work tree, and the medians of these over the networks."""
     summary: dict[str, Any] = {}
     for row in rows:
-        for network in (row["network"], "all networks"):
-            seconds = summary.setdefault(row["tool"], {}).setdefault(network, {})
-            seconds.setdefault(row["version"], []).append(row["seconds"])
-    return {
-        tool: {
-            network: {version: round(median(values), 2) for version, values in versions.items()}
-            for network, versions in networks.items()
+        seconds = summary.setdefault(row["tool"], {}).setdefault(row["network"], {})
+        seconds.setdefault(row["version"], []).append(row["seconds"])
+    for networks in summary.values():
+        for versions in networks.values():
+            versions |= {version: round(median(values), 2) for version, values in versions.items()}
+        networks["all networks"] = {
+            version: median(versions[version] for versions in networks.values()) for version in ("before", "after")
         }
-        for tool, networks in summary.items()
-    }
+    return summary
 
 
 def main() -> None:
