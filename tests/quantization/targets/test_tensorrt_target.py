@@ -103,7 +103,8 @@ def test_activations_stay_in_the_kernel_of_the_layer(activation: str) -> None:
 
 
 SIZES = {
-    "Constant[16x3x3x3]()": True,
+    "Constant[16x16x3x3]()": True,
+    "Constant[16x3x3x3]()": False,
     "Constant[12x12x3x3]()": False,
     "Constant[16x1x3x3]()": True,
     "Constant[16x1x1x1]()": False,
@@ -124,7 +125,44 @@ def test_small_convolutions_stay_float(weights: str) -> None:
     """
     plan, _ = quantize(text)
     assert bool(plan.patterns) is SIZES[weights]
-    assert SIZES[weights] or "tensor core" in plan.float_fallbacks["y"]
+    assert SIZES[weights] or any(text in plan.float_fallbacks["y"] for text in ("tensor core", "a kernel more"))
+
+
+STEM = """
+dialect: onnx
+inputs: x
+outputs: y
+x = Placeholder[1x{inputs}x16x16](dtype=float)
+t = Tanh(x)
+w1 = Constant[16x{inputs}x3x3]()
+conv1 = Conv({start}, w1)
+relu1 = Relu(conv1)
+w2 = Constant[16x1x3x3]()
+conv2 = Conv(relu1, w2, group=16)
+relu2 = Relu(conv2)
+w3 = Constant[32x16x1x1]()
+conv3 = Conv(relu2, w3)
+relu3 = Relu(conv3)
+w4 = Constant[32x1x3x3]()
+y = Conv(relu3, w4, group=32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "start", "floats"), [(3, "x", {"conv1", "conv2"}), (16, "x", set()), (3, "t", set())]
+)
+def test_first_layers_with_few_channels_stay_float(inputs: int, start: str, floats: set[str]) -> None:
+    plan, graph = quantize(STEM.format(inputs=inputs, start=start))
+    assert {pattern.layer for pattern in plan.patterns} == {"conv1", "conv2", "conv3", "y"} - floats
+    assert find_int8_layers(graph) == {pattern.layer for pattern in plan.patterns}
+    assert not examine(graph)
+
+
+def test_the_check_names_first_layers_with_few_channels() -> None:
+    text = QUANTIZED.replace("Constant[int8 16x16x3x3]()", "Constant[int8 16x3x3x3]()").replace("1x16x", "1x3x")
+    (finding,) = examine(from_text(text))
+    assert (finding.kind, finding.effect) == ("small", "slow")
+    assert "an input with 3 channels" in finding.reason
 
 
 @pytest.mark.parametrize(("rows", "columns", "is_int8"), [(4, 32, True), (1, 32, False), (4, 12, False)])

@@ -16,14 +16,13 @@ from quantkit.ops.table import Fact, find_ops
 from quantkit.quantization.portability import LAYER_OPS
 from quantkit.quantization.targets.finding import EFFECTS, REFUSED, SLOW, WRONG, Finding
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
-from quantkit.quantization.targets.tensorrt.rules import UNSUPPORTED_OPS, find_small_size
+from quantkit.quantization.targets.tensorrt.rules import ACTIVATION_OPS, UNSUPPORTED_OPS, find_producer, find_small_size
 
 FLOAT_TYPES = {NUMBERS[DType.FLOAT], NUMBERS[DType.HALF]}
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Ops between an activation and the quantization of its values.
 FORWARDING_OPS = find_ops(Fact.PASS_THROUGH, "onnx") - find_ops(Fact.REQUANTIZING | Fact.FUSED, "onnx")
 FORWARDING_OPS |= {QUANTIZE, DEQUANTIZE, "Concat"}
-ACTIVATION_OPS = find_ops(Fact.ACTIVATION | Fact.GATE | Fact.FUSED, "onnx") | {"PRelu", "Gelu"}
 # Prefix of the domains of TensorRT's own ops and plugins.
 OWN_DOMAINS = "trt"
 AGAIN = "quantize the float model with --target tensorrt"
@@ -95,20 +94,13 @@ def _examine_values(graph: Graph) -> Iterator[Finding]:
             reason = f"the zero point is {zero.array[zero.array != 0][0]}, not 0"
             yield Finding("zero_point", REFUSED, node.name, node.op, reason, f"use symmetric int8 values: {AGAIN}")
         elif dtype is DType.UINT8:
-            source = graph[_find_source(graph, node.inputs[0]).node]
+            source = find_producer(graph, node.inputs[0], FORWARDING_OPS)
             reason = _clip_reason(source.op, source.name)
             yield Finding("clipped", WRONG, node.name, node.op, reason, f"use symmetric int8 values: {AGAIN}")
 
 
 def _clip_reason(op: str, name: str) -> str:
     return f"TensorRT reads uint8 values as int8: it clips the upper half of the range of {op} {name!r}"
-
-
-def _find_source(graph: Graph, edge: Edge) -> Edge:
-    """Return the edge whose values ops only copy or average to an edge."""
-    while (node := graph[edge.node]).op in FORWARDING_OPS and graph.constant_of(node.inputs[0]) is None:
-        edge = node.inputs[0]
-    return edge
 
 
 def _zero_point(graph: Graph, node: Node) -> Tensor | None:
