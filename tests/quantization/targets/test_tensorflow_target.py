@@ -393,6 +393,27 @@ def test_an_input_without_a_consumer_stays() -> None:
 
 @uses_runtime
 @needs_tensorflow
+def test_tensors_of_six_dimensions_are_not_quantized() -> None:
+    """A nearest upsampling by Pack has six dimensions, for which QuantizeV2 has no kernel; int8 views need none."""
+    build = Builder(1, 4, 4, 3)
+    first = build.convolution("first", "x", random(3, 3, 3, 4))
+    small = build.node("rows", "Reshape", first, build.constant("rows/shape", np.int32([1, 4, 1, 4, 1, 4])))
+    columns = build.node("columns", "Pack", "x", "x", N=2, axis=3)
+    wide = build.node("wide", "Pack", columns, columns, N=2, axis=2)
+    large = build.node("large", "Reshape", wide, build.constant("large/shape", np.int32([1, 8, 8, 3])))
+    build.convolution("last", large, random(3, 3, 3, 4))
+    back = build.node("back", "Reshape", small, build.constant("back/shape", np.int32([1, 4, 4, 4])))
+    build.convolution("other", back, random(1, 1, 4, 3))
+    graph = build.graph("last", "other")
+    plan, ranges, quantized = quantize(graph)
+    reasons = {decision.unit: decision.reason for decision in plan.decisions}
+    assert reasons["large"] == "QuantizeV2 has no kernel for 6 dimensions"
+    assert {"rows", "back"} <= set(plan.pass_through)
+    check_on_this_host(graph, plan, ranges, quantized, random_feeds(graph))
+
+
+@uses_runtime
+@needs_tensorflow
 def test_a_summand_that_is_an_output_is_copied() -> None:
     graph = residual()
     _, _, quantized = quantize(graph)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Array, Shape
+from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.ops.tensorflow.frames import without_back_edges
 from quantkit.quantization.parameters import QuantizationParameters
@@ -30,6 +31,9 @@ from quantkit.quantization.targets.tensorflow.parameters import edge_parameters
 from quantkit.quantization.targets.tensorflow.pass_through import add_pass_through
 from quantkit.quantization.targets.tensorflow.streams import schedule_for_two_threads
 from quantkit.runtimes.session import SessionOptions
+
+# Largest number of dimensions that QuantizeV2 has a kernel for.
+MAX_RANK = 5
 
 
 def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -> Graph:
@@ -111,7 +115,8 @@ class TensorFlowTarget(Target, KernelChecks):
             require_onednn()
 
     def missing_kernel(self, graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
-        return _objection_to_groups(node, shapes) if node.op == "Conv2D" else ""
+        objection = _objection_to_groups(node, shapes) if node.op == "Conv2D" else ""
+        return objection or _objection_to_ranks(graph, node, shapes)
 
     def missing_kernels(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
         return missing_kernels(graph, plan, ranges)
@@ -131,6 +136,14 @@ def _objection_to_groups(node: Node, shapes: Mapping[Edge, Shape]) -> str:
     if not channels or not weights or channels[-1] is None or weights[2] in (None, channels[-1]):
         return ""
     return f"grouped convolution ({weights[2]} of {channels[-1]} channels): oneDNN has no int8 kernel"
+
+
+def _objection_to_ranks(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> str:
+    # Pass-through nodes compute quantized values of any rank: their own inputs are quantized.
+    pass_through_ops = find_roles(graph).pass_through_ops
+    inputs = (edge for edge in node.inputs if graph[edge.node].op not in pass_through_ops)
+    rank = max((shapes.get(edge, UNKNOWN).rank or 0 for edge in inputs), default=0)
+    return f"QuantizeV2 has no kernel for {rank} dimensions" if rank > MAX_RANK else ""
 
 
 TARGET = TensorFlowTarget()
