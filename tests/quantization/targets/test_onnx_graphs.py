@@ -99,8 +99,8 @@ def test_transposed_convolution_of_stride_1_is_a_convolution(attrs: dict[str, An
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_transposed_convolution_without_overlap_is_a_convolution(has_bias: bool, tmp_path: Path) -> None:
     network = Network(*IMAGE)
-    bias = [network.weights(6)] if has_bias else []
-    y = network.add("ConvTranspose", network.conv("x"), network.weights(8, 6, 2, 2), *bias, strides=[2, 2])
+    bias, wide = [network.weights(6)] if has_bias else [], network.conv("x", channels=128)
+    y = network.add("ConvTranspose", wide, network.weights(128, 6, 2, 2), *bias, strides=[2, 2])
     compare_lowered(network, y)
     check(network, y, int8={"QLinearConv": 2, "ConvTranspose": 0}, folder=tmp_path)
 
@@ -364,21 +364,24 @@ def test_concatenated_tensors_with_other_consumers_have_ranges_of_their_own(tmp_
     assert plan.groups == (frozenset({Edge("wide"), Edge("joined")}),)
 
 
-@pytest.mark.parametrize("runtime", ["auto", "openvino"])
-def test_transposed_convolution_is_concatenated_in_int8(runtime: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "channels", "op"),
+    [("auto", 8, "ConvTranspose"), ("auto", 128, "DepthToSpace"), ("openvino", 128, "ConvTranspose")],
+)
+def test_transposed_convolution_is_concatenated_in_int8(runtime: str, channels: int, op: str, tmp_path: Path) -> None:
     """OpenVINO has an int8 kernel of transposed convolutions, ONNX Runtime one of their lowered form."""
     network = Network(*IMAGE)
     skip = network.add("Relu", network.conv("x"), name="skip")
     pool = network.add("MaxPool", skip, kernel_shape=[2, 2], strides=[2, 2])
-    weights = network.weights(8, 8, 2, 2)
-    up = network.add("ConvTranspose", network.conv(pool), weights, network.weights(8), strides=[2, 2], name="up")
+    weights, wide = network.weights(channels, 8, 2, 2), network.conv(pool, channels)
+    up = network.add("ConvTranspose", wide, weights, network.weights(8), strides=[2, 2], name="up")
     joined = network.add("Concat", up, skip, axis=1, name="joined")
     y = network.add("Conv", joined, network.weights(4, 16, 1, 1))
     output = tmp_path / "y.onnx"
     model = network.model(y)
     result = qk.quantize(load(model), samples(network), runtime=runtime, runs=0, output=output)
     assert {Edge("up"), Edge("joined")} <= result.plan.group_of(Edge("joined"))
-    assert result.conversion.quantized["up"].op == ("ConvTranspose" if runtime == "openvino" else "DepthToSpace")
+    assert result.conversion.quantized["up"].op == op
     feeds = {"x": samples(network, 9)[-1]}
     (expected,), (actual,) = run(model.SerializeToString(), feeds), run(output.read_bytes(), feeds)
     assert sqnr(expected, actual) > 28

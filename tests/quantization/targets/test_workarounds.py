@@ -207,8 +207,9 @@ def test_softmax_of_two_classes_is_a_sigmoid(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(results[0], results[1], atol=1e-5)
 
 
+@pytest.mark.parametrize("runtime", [None, "openvino", "onnxruntime"])
 @pytest.mark.parametrize("halves", [False, True])
-def test_shuffles_are_products(halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shuffles_are_products(halves: bool, runtime: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     openvino = pytest.importorskip("openvino", reason="pip install openvino")
     network = Network(1, 8, 6, 5)
     x = network.add("Relu", network.conv("x"))
@@ -221,7 +222,7 @@ def test_shuffles_are_products(halves: bool, monkeypatch: pytest.MonkeyPatch) ->
         x = network.add("Transpose", network.add("Reshape", x, np.array([1, 2, 4, 6, 5])), perm=[0, 2, 1, 3, 4])
         x = network.add("Reshape", x, np.array([1, 8, 6, 5]))
     results, ops = [], []
-    for graph in quantize_both(network, network.conv(x), CHANNEL_SHUFFLE, monkeypatch, runtime="openvino"):
+    for graph in quantize_both(network, network.conv(x), CHANNEL_SHUFFLE, monkeypatch, runtime=runtime):
         core = openvino.Core()
         compiled = core.compile_model(core.read_model(onnx_format.encode(graph)), "CPU")
         results.append(compiled(samples(network)[0])[0])
@@ -236,6 +237,27 @@ def test_factors_after_reductions_are_correct(monkeypatch: pytest.MonkeyPatch) -
     factors = np.linspace(0.1, 3, 16, dtype=np.float32)
     y = network.add("MatMul", network.add("Add", network.add("Mul", mean, factors), -factors), network.weights(16, 10))
     assert_only_workaround_is_correct(network, y, REDUCTION, 30, monkeypatch)
+
+
+def test_shuffled_channels_are_quantized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half that is concatenated with other values has the quantization parameters of the result."""
+    network = Network(1, 8, 6, 5)
+    x = network.add("Relu", network.conv("x"))
+    x = network.add("Transpose", network.add("Reshape", x, np.array([4, 2, 30])), perm=[1, 0, 2])
+    x = network.add("Reshape", x, np.array([2, 1, 4, 6, 5]))
+    first, second = (network.add("Gather", x, np.array(index), axis=0) for index in (0, 1))
+    weights = 4 * network.weights(4, 4, 1, 1)
+    x = network.add("Concat", first, network.add("Conv", second, weights), axis=1)
+    graphs = quantize_both(network, network.conv(x), CHANNEL_SHUFFLE, monkeypatch)
+    results, counts = [], []
+    for graph in graphs:
+        quantized = [node for node in graph.nodes.values() if node.op == "QuantizeLinear"]
+        counts.append(sum(graph[node.inputs[0].node].op == "DequantizeLinear" for node in quantized))
+        results.append(run(onnx_format.encode(graph), {"x": samples(network)[0]})[0])
+    assert counts == [0, 1]
+    # The convolution of the second half has the moves in its weights.
+    assert [graph.op_counts["Conv"] for graph in graphs] == [4, 3]
+    assert sqnr(*results) > 35
 
 
 def test_chains_of_products_are_correct(monkeypatch: pytest.MonkeyPatch) -> None:

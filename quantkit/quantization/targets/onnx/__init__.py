@@ -1,6 +1,7 @@
 """Target "onnx": ONNX models with QuantizeLinear and DequantizeLinear pairs."""
 
 from collections.abc import Mapping
+from math import inf
 
 from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.ir.graph import Edge, Graph
@@ -12,7 +13,7 @@ from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.capabilities import RuntimeRules
 from quantkit.quantization.targets.onnx import native
 from quantkit.quantization.targets.onnx.attention import find_attention
-from quantkit.quantization.targets.onnx.blocks import arrange_blocks
+from quantkit.quantization.targets.onnx.blocks import fuse_views, move_channels_last
 from quantkit.quantization.targets.onnx.channel_shuffles import replace_shuffles
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
@@ -35,6 +36,11 @@ REWRITES = {
     PAIR_SOFTMAX: replace_pair_softmax,
     CHANNEL_SHUFFLE: replace_shuffles,
 }
+# Rewrites of files for all runtimes, which otherwise keep the ops that another runtime computes faster.
+PORTABLE = (CHANNEL_SHUFFLE,)
+# Number of input channels from which files for all runtimes split a transposed convolution. ONNX Runtime has no int8
+# kernel of one: with 24 channels the whole one is as fast there as its parts, with 32 and 64 slower. OpenVINO has one.
+LEAST_SPLIT = 32
 FLOAT_GATE = "the runtime fuses a float SiLU or HardSwish with the convolution before it"
 
 
@@ -47,9 +53,9 @@ class OnnxTarget(Target, RuntimeRules):
     runtimes: tuple[str, ...] = ("openvino", "onnxruntime")
 
     def prepare(self, graph: Graph, runtime: str) -> Graph:
-        graph = lower_for(graph, runtime)
+        graph = fuse_views(lower_for(graph, runtime))
         has_ops = runtime != AUTO and DOMAIN in find_runtime(runtime).op_domains
-        return fuse_gates(arrange_blocks(graph)) if has_ops else graph
+        return fuse_gates(move_channels_last(graph)) if has_ops else graph
 
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
         if _fuses_float_ops(runtime):
@@ -59,9 +65,8 @@ class OnnxTarget(Target, RuntimeRules):
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         quantized, runtime = concatenate_integers(native.convert(graph, plan, ranges)), plan.scheme.runtime
-        # Files for all runtimes keep the ops that another runtime computes faster.
-        for name, rewrite in REWRITES.items() if runtime is not None else ():
-            if is_needed(name, runtime):
+        for name, rewrite in REWRITES.items():
+            if is_needed(name, runtime) and (runtime is not None or name in PORTABLE):
                 quantized = rewrite(quantized)
         return separate_products(quantized) if is_needed(PRODUCT_CHAIN, runtime) else quantized
 
@@ -71,8 +76,9 @@ class OnnxTarget(Target, RuntimeRules):
 
 def lower_for(graph: Graph, runtime: str) -> Graph:
     """Return a float graph of a later opset, without layers that a runtime has no int8 kernel for."""
-    transposes_convolutions = runtime != AUTO and find_runtime(runtime).transposes_convolutions
-    return lower_layers(raise_opset(graph), splits_kernels=not transposes_convolutions)
+    if runtime == AUTO:
+        return lower_layers(raise_opset(graph), least_split=LEAST_SPLIT)
+    return lower_layers(raise_opset(graph), least_split=inf if find_runtime(runtime).transposes_convolutions else 0)
 
 
 def _fuses_float_ops(runtime: str) -> bool:

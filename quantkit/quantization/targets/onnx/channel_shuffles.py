@@ -13,7 +13,8 @@ from quantkit.quantization.targets.onnx.blocks import remove_unused
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
 # Ops that move values; the quantization of a tensor that moves does not change them.
-KEEPING = ("QuantizeLinear", "DequantizeLinear", "Identity")
+PAIR = ("QuantizeLinear", "DequantizeLinear")
+KEEPING = (*PAIR, "Identity")
 MOVES = ("Reshape", "Transpose", "Gather", *KEEPING)
 # A product with more channels takes longer than the moves. Larger images are not followed, to limit the memory.
 MOST_CHANNELS, MOST_VALUES = 512, 1 << 23
@@ -25,8 +26,9 @@ def replace_shuffles(graph: Graph) -> Graph:
         before:  DequantizeLinear -> Reshape -> Transpose -> Reshape -> QuantizeLinear
         after:   DequantizeLinear -> Conv(permutation) -> QuantizeLinear
 
-    The product is exact: each sum has one weight of 1. OpenVINO computes convolutions with channels last, and moves the
-    image to channels first and back for each Reshape.
+    The product is exact: each sum has one weight of 1. The weights of a convolution of one position take the moves: for
+    a half of the channels, those of the other half are 0. The runtimes compute int8 convolutions with channels last,
+    and move the image to channels first and back for each Reshape.
     """
     starts = dict.fromkeys(_find_start(graph, node) for node in graph.nodes.values() if node.op == "Transpose")
     shapes, draft = infer_shapes(graph) if any(starts) else {}, Draft(graph)
@@ -40,6 +42,10 @@ def replace_shuffles(graph: Graph) -> Graph:
         for edge, order in _find_images(graph, start, values, dims):
             if not _is_requantized(graph, start, edge) or np.array_equal(order, np.arange(dims[1])):
                 continue
+            layer = _follow(graph, edge, *PAIR, "Conv")
+            if layer is not None and (nodes := _fold(graph, layer, start, order, dims[1])):
+                draft.replace(layer.name, *nodes)
+                continue
             name = free_name(graph, f"{edge.node}/order")
             matrix = np.eye(dims[1], dtype=np.int8)[order][..., None, None]
             draft.replace(
@@ -49,7 +55,46 @@ def replace_shuffles(graph: Graph) -> Graph:
                 Node(f"{name}/values", "DequantizeLinear", (Edge(name), Edge(f"{name}/scale"))),
                 graph[edge.node].with_(op="Conv", inputs=(start, Edge(f"{name}/values")), attrs={}),
             )
+            # The first quantization changes no value.
+            if (requantization := _follow(graph, edge, *PAIR, "QuantizeLinear")) is not None:
+                draft.replace(requantization.name, requantization.with_input(0, edge))
     return remove_unused(graph, draft.graph())
+
+
+def _fold(graph: Graph, layer: Node, start: Edge, order: Array, channels: int) -> list[Node]:
+    """Return a convolution of one position with the moves of its input channels in its weights; empty for others.
+
+    Args:
+        graph: quantized graph.
+        layer: Conv of the moved channels.
+        start: tensor before the moves.
+        order: source of each moved channel.
+        channels: number of channels of ``start``.
+    """
+    dequantize = graph[layer.inputs[1].node]
+    integers = graph.constant_of(dequantize.inputs[0]) if dequantize.op == "DequantizeLinear" else None
+    # Weights for the channels that do not move cost more than the moves if there are many outputs.
+    is_pointwise = integers is not None and integers.shape[1:] == (len(order), 1, 1)
+    if integers is None or not is_pointwise or integers.shape[0] * (channels - len(order)) > len(order) * channels:
+        return []
+    values = np.zeros((integers.shape[0], channels, 1, 1), integers.array.dtype)
+    values[:, order] = integers.array
+    name = free_name(graph, f"{layer.name}/moved")
+    return [
+        Node(name, "Constant", attrs={"value": Tensor.of(values)}),
+        dequantize.with_(name=f"{name}/values", inputs=(Edge(name), *dequantize.inputs[1:])),
+        layer.with_(inputs=(start, Edge(f"{name}/values"), *layer.inputs[2:])),
+    ]
+
+
+def _follow(graph: Graph, edge: Edge, *ops: str) -> Node | None:
+    """Return the last of these ops after an edge, each the only consumer of the one before; None for other ops."""
+    for op in ops:
+        consumers = graph.consumers(edge)
+        if len(consumers) != 1 or consumers[0].op != op or edge in graph.outputs:
+            return None
+        edge = Edge(consumers[0].name)
+    return graph[edge.node]
 
 
 def _find_start(graph: Graph, node: Node) -> Edge | None:

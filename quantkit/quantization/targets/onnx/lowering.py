@@ -22,15 +22,16 @@ from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
 
 
-def lower_layers(graph: Graph, *, splits_kernels: bool) -> Graph:
+def lower_layers(graph: Graph, *, least_split: float) -> Graph:
     """Return the ONNX graph with layers that have an int8 kernel in ONNX Runtime and in OpenVINO.
 
     Args:
         graph: float ONNX graph.
-        splits_kernels: True for transposed convolutions as a convolution and a DepthToSpace, where they are equal.
+        least_split: number of input channels from which a transposed convolution becomes a convolution and a
+            DepthToSpace, where they are equal.
     """
     rules: Mapping[str, Callable[[Graph, Node], list[Node]]] = {
-        "ConvTranspose": partial(_lower_transposed_convolution, splits_kernels=splits_kernels),
+        "ConvTranspose": partial(_lower_transposed_convolution, least_split=least_split),
         "Einsum": _lower_einsum,
     }
     draft = Draft(graph)
@@ -63,7 +64,7 @@ def _constant(graph: Graph, name: str, values: Array) -> Node:
 # Transposed convolutions
 
 
-def _lower_transposed_convolution(graph: Graph, node: Node, *, splits_kernels: bool) -> list[Node]:
+def _lower_transposed_convolution(graph: Graph, node: Node, *, least_split: float) -> list[Node]:
     """Return the nodes that replace a transposed convolution; empty if it stays."""
     weights = graph.constant_of(node.inputs[WEIGHTS_INDEX])
     attrs: Any = node.attrs
@@ -83,7 +84,7 @@ def _lower_transposed_convolution(graph: Graph, node: Node, *, splits_kernels: b
         spans = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)] * 2
         conv_pads = tuple(span - pad for span, pad in zip(spans, pads, strict=True))
         return [] if min(conv_pads) < 0 else _reverse_kernel(graph, node, weights.array, group, conv_pads)
-    if not splits_kernels:
+    if weights.shape[0] < least_split:
         return []
     bias = graph.constant_of(node.inputs[BIAS_INDEX]) if len(node.inputs) > BIAS_INDEX else None
     has_known_bias = len(node.inputs) <= BIAS_INDEX or bias is not None
