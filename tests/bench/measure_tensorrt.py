@@ -394,7 +394,7 @@ def summarize_builds(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summarize_losses(losses: list[dict[str, list[float]]]) -> dict[str, float]:
-    """Return the number of tensors, and the medians of their losses in dB.
+    """Return the number of tensors, and the medians and means of their losses in dB.
 
     ``within_limit`` counts the tensors without a larger loss, ``padded_within_limit`` the same with zero points, and
     ``exceeding`` is the fraction whose measured loss is above the calculated one by more than that.
@@ -410,6 +410,8 @@ def summarize_losses(losses: list[dict[str, list[float]]]) -> dict[str, float]:
         "median_db": round(float(np.median(measured)), 2),
         "median_calculated_db": round(float(np.median(calculated)), 2),
         "median_padded_db": round(float(np.median(padded)), 2),
+        "mean_db": round(float(np.mean(measured)), 2),
+        "mean_padded_db": round(float(np.mean(padded)), 2),
     }
 
 
