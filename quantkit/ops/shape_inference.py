@@ -131,7 +131,7 @@ class _Inference:
         return value
 
     def _compute(self, node: Node, constants: Mapping[int, Tensor]) -> bool:
-        """Compute the values of a small node, some of which may be unknown integers; return False if an input is."""
+        """Compute the outputs of a node from small inputs, also unknown integers; return False without one."""
         if node.op in ("Shape", "Size", "Rank"):
             outputs: Sequence[Array] = [self._count(node)]
         else:
@@ -177,7 +177,7 @@ class _Inference:
     def _evaluate(self, node: Node, arrays: Sequence[Array | None]) -> Sequence[Array]:
         if self._is_onnx:
             return onnx_kernels.evaluate(node, arrays, is_folded=True)
-        return kernels.evaluate(node, cast("list[Array]", arrays))
+        return kernels.evaluate(node, cast("list[Array]", arrays), MAX_ELEMENTS * DType.INT64.num_bytes)
 
     def _type(self, node: Node, port: int) -> DType | None:
         return self._types.get(Edge(node.name, port)) if self._is_onnx else output_dtypes(node)[port]

@@ -18,6 +18,8 @@ MAX_ELEMENTS = 32
 INTEGERS = frozenset({DType.INT32, DType.INT64})
 # Smallest stand-in of an unknown integer: larger than the divisors of shape arithmetic, and small enough for products.
 _STAND_IN = 65537
+# Factor of the largest stand-ins: products of two of them are below 2**63.
+_FACTOR = 4096
 
 
 def compute(
@@ -37,13 +39,18 @@ def compute(
     if not num_unknown:
         return kernel(list(_replace_unknown(inputs, [])))
     first = np.arange(_STAND_IN, _STAND_IN + num_unknown)
-    # Remainders by all divisors differ for consecutive numbers; quotients, minima and maxima with a known number differ
-    # for both signs, and those of two unknown numbers in the reverse order.
-    results = [kernel(list(_replace_unknown(inputs, row.tolist()))) for row in (first, first + 1, -first, first[::-1])]
+    # Remainders by all divisors differ for consecutive numbers; minima and maxima with a known number differ for both
+    # signs, those of two unknown numbers in the reverse order, and quotients of a known number for small divisors. The
+    # last stand-ins exceed other known numbers: shapes must be the same before, so that no tensor has that size.
+    rows = (first, first + 1, -first, first[::-1], np.ones_like(first), first * _FACTOR)
+    results = list[Sequence[Array]]()
+    for row in rows:
+        results.append(kernel(list(_replace_unknown(inputs, row.tolist()))))
+        for array, other in zip(results[0], results[-1], strict=True):
+            if array.shape != other.shape or other.dtype.kind != "i":
+                raise ValueError("the shape depends on unknown integers, or the values are not integers")
     outputs = list[Array]()
     for arrays in zip(*results, strict=True):
-        if any(array.shape != arrays[0].shape or array.dtype.kind != "i" for array in arrays):
-            raise ValueError("the shape depends on unknown integers, or the values are not integers")
         outputs.append(arrays[0].astype(object))
         outputs[-1][np.any([array != arrays[0] for array in arrays], axis=0)] = None
     return outputs

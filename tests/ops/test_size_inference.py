@@ -72,6 +72,17 @@ def test_a_result_is_known_if_it_depends_on_no_unknown_integer(
     assert result.tolist() == expected
 
 
+@pytest.mark.parametrize("size", [0, 1, 4, 640, 70000, 2**27])
+@pytest.mark.parametrize("function", [np.floor_divide, lambda a, b: np.fix(a / b).astype(np.int64)])
+def test_quotients_with_one_unknown_integer_are_unknown(function: Callable[..., np.ndarray], size: int) -> None:
+    (result,) = compute(lambda arrays: [function(*arrays)], [vector([size]), vector([None])])
+    assert result.tolist() == [None if size else 0], "0 divided by a number is 0"
+    (result,) = compute(lambda arrays: [function(*arrays)], [vector([None]), vector([max(size, 1)])])
+    assert result.tolist() == [None]
+    (result,) = compute(lambda arrays: [np.maximum(*arrays)], [vector([None]), vector([size])])
+    assert result.tolist() == [None]
+
+
 def test_a_shape_that_depends_on_an_unknown_integer_is_an_error() -> None:
     with pytest.raises(ValueError, match="the shape depends"):
         compute(lambda arrays: [np.arange(abs(np.sum(arrays[0])))], [scalar(None)])

@@ -334,7 +334,10 @@ def _prelu(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
             dims = facts.dims(x) or ()
             fits = len(sizes) <= len(dims) and all(map(_is_broadcast, sizes[::-1], dims[::-1]))
             if negative.inputs[0] == x and fits:
-                slope = new_constant(graph, f"{root.name}/slope", -value.array)
+                # OpenVINO applies a slope of rank 1 to the second axis.
+                slope = new_constant(
+                    graph, f"{root.name}/slope", -value.array.reshape((1,) * (len(dims) - len(sizes)) + tuple(sizes))
+                )
                 return [slope, Node(root.name, "PRelu", (x, Edge(slope.name)), extra=root.extra)]
     return None
 

@@ -85,6 +85,15 @@ def test_form_is_fused_from_its_opset_on(name: str) -> None:
         assert op not in fuse_activations_and_norms(graph_of(nodes, opset - 1)).op_counts
 
 
+def test_slopes_of_prelu_have_the_rank_of_the_input() -> None:
+    """OpenVINO applies a slope of rank 1 to the second axis."""
+    _, opset, nodes = FORMS["prelu of keras"]
+    graph = fuse_activations_and_norms(graph_of(nodes, opset))
+    slope = graph.constant_of(graph["y"].inputs[1])
+    assert slope is not None
+    assert len(slope.shape) == X.ndim
+
+
 @pytest.mark.parametrize("name", NEAR_MATCHES)
 def test_near_match_stays(name: str) -> None:
     graph = graph_of(NEAR_MATCHES[name], 20)

@@ -411,13 +411,16 @@ class _NativeQuantization:
 
     def _prevent_wrong_factors(self) -> None:
         """Prevent OpenVINO from fusing a reduction that drops axes with factors or summands of channels after it."""
+        slots: dict[str, int] = {}
         for edge in self.parameters:
             node, slot, name = self.source[edge.node], 0, ""
             while node.op in ("Mul", "Add") and any(self.source.constant_of(source) for source in node.inputs):
                 slot = int(self.source.constant_of(node.inputs[0]) is not None)
                 node, name = self.source[node.inputs[slot].node], node.name
             if name and node.op.startswith("Reduce") and node.attrs.get("keepdims", 1) == 0:
-                self._insert_maximum(name, slot)
+                slots[name] = slot
+        for name, slot in slots.items():
+            self._insert_maximum(name, slot)
 
     def _insert_maximum(self, name: str, slot: int) -> None:
         """Insert a Max with -inf, which OpenVINO neither removes nor fuses, before an input of a node."""

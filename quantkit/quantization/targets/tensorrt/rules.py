@@ -78,7 +78,7 @@ def _find_small_convolution(layer: Node, weights: tuple[int | None, ...]) -> str
 def _find_first_layer(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape]) -> str:
     """Return why a convolution of an input, or a depthwise one after it, stays float, or an empty string."""
     if channels := _count_input_channels(graph, layer, shapes):
-        return f"a convolution of an input with {channels} channels needs a kernel more to quantize it"
+        return f"a convolution of an input with {channels} channels needs one more kernel to quantize it"
     weights = shapes.get(layer.inputs[WEIGHTS_INDEX], UNKNOWN).dims or ()
     source = find_producer(graph, layer.inputs[0], QUANTIZING_OPS | ACTIVATION_OPS)
     if layer.op == source.op == "Conv" and weights[1:2] == (1,) and _count_input_channels(graph, source, shapes):
