@@ -24,9 +24,9 @@ LAYERS = [
     {"quantkit.runtimes.tensorflow_library"},
     {"quantkit.convert"},
     {"quantkit.transforms", "quantkit.runtimes"},
+    {"quantkit.workers"},
     {"quantkit.pipelines", "quantkit.rewriting"},
     {"quantkit.data"},
-    {"quantkit.workers"},
     {"quantkit.drawing"},
     {
         *("quantkit.recipes.grammar", "quantkit.recipes.recipe", "quantkit.recipes.trace"),

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from quantkit.cores import end_with_parent
@@ -44,6 +45,7 @@ def main() -> None:
     spec: ServiceSpec
     placement: WorkerResources
     spec, placement = requests.recv()
+    placement = replace(placement, report=lambda value: responses.send(respond(lambda: value)._replace(is_part=True)))
     service = None
 
     def open_service() -> object:

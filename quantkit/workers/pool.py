@@ -5,14 +5,14 @@ add tasks, so that a caller can split a task that keeps failing.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
-from quantkit.workers.service import Response, ServiceSpec
+from quantkit.workers.service import Response, ServiceSpec, ignore_part
 from quantkit.workers.usage import WorkerUsage
 
 # Seconds between two reports without a response.
@@ -53,7 +53,14 @@ class Callbacks(Protocol):
 
 
 def run_tasks(
-    cluster: Cluster, spec: ServiceSpec, tasks: Iterable[Task], callbacks: Callbacks, *, workers: int, retries: int
+    cluster: Cluster,
+    spec: ServiceSpec,
+    tasks: Iterable[Task],
+    callbacks: Callbacks,
+    *,
+    workers: int,
+    retries: int,
+    on_part: Callable[[Any], object] = ignore_part,
 ) -> tuple[WorkerUsage, ...]:
     """Run tasks until all are finished.
 
@@ -64,12 +71,13 @@ def run_tasks(
         callbacks: reactions of the caller.
         workers: number of workers; never more than tasks.
         retries: number of attempts after the first one, for each task and for the start of a worker.
+        on_part: receives the values of `WorkerResources.report`.
 
     Raises:
         UnavailableError: workers end while they open the service.
         QuantkitError: the service cannot be opened, or a callback raised an error.
     """
-    pool = _Pool(cluster, spec, tasks, callbacks, retries)
+    pool = _Pool(cluster, spec, tasks, callbacks, retries, on_part)
     try:
         pool.start(workers)
         while pool.has_work:
@@ -105,13 +113,20 @@ class _Pool:
     """State of `run_tasks`."""
 
     def __init__(
-        self, cluster: Cluster, spec: ServiceSpec, tasks: Iterable[Task], callbacks: Callbacks, retries: int
+        self,
+        cluster: Cluster,
+        spec: ServiceSpec,
+        tasks: Iterable[Task],
+        callbacks: Callbacks,
+        retries: int,
+        on_part: Callable[[Any], object],
     ) -> None:
         self.cluster = cluster
         self.spec = spec
         self.queue = deque(tasks)
         self.callbacks = callbacks
         self.retries = retries
+        self.on_part = on_part
         self.slots: list[_Slot] = []
 
     @property
@@ -148,6 +163,9 @@ class _Pool:
             response = slot.worker.receive()
         except WorkerLostError as error:
             self._replace(slot, error)
+            return
+        if response.is_part:
+            self.on_part(response.value)
             return
         seconds = perf_counter() - slot.since
         slot.usage.host, slot.usage.pid = response.process

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple, Protocol
 from quantkit.errors import QuantkitError, UnavailableError, one_line
 
 
+def ignore_part(value: Any) -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True)
 class WorkerResources:
     """Resources of one worker.
@@ -25,6 +29,7 @@ class WorkerResources:
         cpus: hardware threads that the process may use; empty for all.
         gpu: value of ``CUDA_VISIBLE_DEVICES``; None to inherit it.
         variables: further environment variables, which runtimes read when they are loaded.
+        report: function that sends a value to the pool while a task runs; without effect in a Ray cluster.
     """
 
     index: int
@@ -33,6 +38,7 @@ class WorkerResources:
     cpus: tuple[int, ...] = ()
     gpu: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    report: Callable[[Any], object] = ignore_part
 
     @property
     def environment(self) -> dict[str, str]:
@@ -82,6 +88,7 @@ class Response(NamedTuple):
         is_final: True if the error would occur in every worker.
         seconds: duration in the worker.
         process: host and process id of the worker.
+        is_part: True for a value of `WorkerResources.report`; the response to the task follows.
     """
 
     value: Any
@@ -89,6 +96,7 @@ class Response(NamedTuple):
     is_final: bool
     seconds: float
     process: tuple[str, int]
+    is_part: bool = False
 
 
 def respond(function: Callable[[], Any]) -> Response:

@@ -19,6 +19,7 @@ from quantkit.data.packing.plan import ShardTask, divide
 from quantkit.data.packing.pool import write_all
 from quantkit.data.packing.report import PackResult
 from quantkit.data.packing.sources import find_source
+from quantkit.data.packing.writer import Shard
 from quantkit.errors import InputError, UsageError
 from quantkit.formats.paths import make_folder
 from quantkit.options import Declaration, option, takes
@@ -106,7 +107,7 @@ def pack(options: PackOptions) -> PackResult:
     name = _check_name(options.name or (f"{title}-{options.split}" if options.split else title))
     folder = make_folder(expand_user(options.output))
     images = ImageOptions(options.encode or "", options.quality, options.resize, options.check_pixels)
-    with _lock(folder, options.on_message) as descriptor:
+    with _lock(folder, options.on_message):
         work = folder / f".{name}.source.tar"
         options.on_progress(Progress("listing", 0))
         samples = find_source(path, options.split or "", work)
@@ -116,7 +117,7 @@ def pack(options: PackOptions) -> PackResult:
         samples = samples if options.keep_order else samples.shuffle()
         tasks = divide(samples, name, shard_bytes, images)
         _check_folder(folder, name, tasks)
-        index, pending = _write_missing(folder, name, samples, tasks, images, workers, descriptor, options)
+        index, pending = _write_missing(folder, name, samples, tasks, images, workers, options)
         work.unlink(missing_ok=True)
     return PackResult(
         folder,
@@ -136,7 +137,6 @@ def _write_missing(
     tasks: Sequence[ShardTask],
     images: ImageOptions,
     workers: int,
-    lock: int,
     options: PackOptions,
 ) -> tuple[Index, list[ShardTask]]:
     """Write the shards that earlier calls have not finished, and the index; return the index and the new shards."""
@@ -148,9 +148,12 @@ def _write_missing(
     if pending or not index_path(folder, name).exists():
         journal.begin(finished)
     report = _rate_reporter(samples, finished.keys(), tasks, options.on_progress)
-    for shard in write_all(str(folder), pending, samples, images, workers, lock, report):
+
+    def finish(shard: Shard) -> None:
         finished[shard.file] = shard
         journal.add(shard)
+
+    write_all(folder, pending, samples, images, workers, finish, report)
     shards = tuple(finished[task.file] for task in tasks)
     index = Index(name, samples.name, samples.classes, shards, images.to_json())
     if journal.path.exists():
@@ -210,12 +213,12 @@ def _check_classes(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def _lock(folder: Path, on_message: OnMessage) -> Iterator[int]:
-    """Lock a folder against other packings, and against workers of one that was killed; block until it is free."""
+def _lock(folder: Path, on_message: OnMessage) -> Iterator[None]:
+    """Lock a folder against other packings; block until it is free."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         lock(descriptor, f"another process is packing into {folder}", on_message)
-        yield descriptor
+        yield
     finally:
         os.close(descriptor)
 
