@@ -80,7 +80,6 @@ def with_preprocessing(graph: Graph, mean: float = 128, std: float = 128) -> Gra
 # Function that prepares the folded network such that the rewrite has a match.
 REWRITES: Mapping[str, Callable[[Graph], Graph]] = {
     "pool_after_projection": lambda graph: graph,
-    "merge_sibling_convolutions(gain=0)": lambda graph: graph,
     "absorb_preprocessing": with_preprocessing,
     "fold_pads": with_pads,
     "fold_clamps": with_clamps,

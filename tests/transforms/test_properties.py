@@ -120,7 +120,6 @@ EXPECTATIONS: dict[str, tuple[Expectation, ...]] = {
     "inline_partitionedcall": (EXACT,),
     "insert_logging": (Expectation(lambda graph: {"op": ("Conv2D", "Relu")}, is_idempotent=False),),
     "merge_duplicate_nodes": (EXACT,),
-    "merge_sibling_convolutions": (Expectation(lambda graph: {"gain": 1e-6, "across_activations": True}),),
     "obfuscate_names": (EXACT,),
     "pool_after_projection": (EXACT,),
     # The smallest tenth of the weights has little influence.
