@@ -20,14 +20,12 @@ from quantkit.ops.onnx.partial_shapes import PARTIAL_SHAPES as ONNX_PARTIAL_SHAP
 from quantkit.ops.onnx.types import infer_types
 from quantkit.ops.shape_rules import UNKNOWN as UNKNOWN
 from quantkit.ops.shape_rules import Sizes, dims_of
-from quantkit.ops.size_inference import as_tensor, compute, of_tensor, scalar, vector
+from quantkit.ops.size_inference import MAX_ELEMENTS, as_tensor, compute, of_tensor, scalar, vector
 from quantkit.ops.tensorflow import shapes as tensorflow_shapes
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
 # Name of the shapes in `Graph.analyses`.
 SHAPES = "shapes"
-# Values with more elements are not computed: no list of sizes is longer.
-MAX_ELEMENTS = 64
 # Op types of shape arithmetic; in ONNX, their meaning is the same in all opsets.
 _TENSORFLOW_OPS = frozenset(
     {

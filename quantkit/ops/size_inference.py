@@ -13,8 +13,8 @@ import numpy as np
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.shape_rules import Sizes
 
-# Maximum number of elements of a tensor of sizes.
-MAX_ELEMENTS = 32
+# Values with more elements are not computed: no list of sizes is longer.
+MAX_ELEMENTS = 64
 INTEGERS = frozenset({DType.INT32, DType.INT64})
 # Smallest stand-in of an unknown integer: larger than the divisors of shape arithmetic, and small enough for products.
 _STAND_IN = 65537

@@ -134,7 +134,8 @@ WORKAROUNDS = (
         "Conv with a permutation matrix",
         "openvino",
         "2026.4",
-        "moves of int8 channels reorder the image to channels first and back, which takes five times as long",
+        "both runtimes reorder the image to channels first and back for moves of int8 channels, which takes up to five "
+        "times as long",
         "test_shuffles_are_products",
         others=("onnxruntime",),
     ),

@@ -69,6 +69,9 @@ def _apply(
     if root.name in graph.input_names or len(root.inputs) != 2 or num_outputs(root) > 1:
         return None
     nodes, dtype = rule(facts, graph, root), facts.types.get(Edge(root.name))
+    shapes = [facts.shape(edge) for edge in (nodes[-1].inputs[0], Edge(root.name))] if nodes else []
+    if shapes and all(shape.dims is not None for shape in shapes) and shapes[0].rank != shapes[1].rank:
+        return None  # a constant of one element and of a higher rank adds axes
     if nodes and dtype in WITHOUT_KERNEL and nodes[0].op != "LayerNormalization":
         return Skip(f"ONNX Runtime has no {nodes[0].op} for {dtype.value}")
     return nodes

@@ -231,11 +231,13 @@ def test_shuffles_are_products(halves: bool, runtime: str | None, monkeypatch: p
     np.testing.assert_array_equal(*results)
 
 
-def test_factors_after_reductions_are_correct(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ops", [("Mul", "Add"), ("Div", "Sub")])
+def test_factors_after_reductions_are_correct(ops: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network(1, 10, 16)
     mean = network.add("ReduceMean", "x", axes=[1], keepdims=0)
     factors = np.linspace(0.1, 3, 16, dtype=np.float32)
-    y = network.add("MatMul", network.add("Add", network.add("Mul", mean, factors), -factors), network.weights(16, 10))
+    values = network.add(ops[1], network.add(ops[0], mean, factors if ops[0] == "Mul" else 1 / factors), -factors)
+    y = network.add("MatMul", values, network.weights(16, 10))
     assert_only_workaround_is_correct(network, y, REDUCTION, 30, monkeypatch)
 
 

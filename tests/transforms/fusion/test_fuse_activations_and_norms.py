@@ -27,6 +27,7 @@ HEADER = """
     sixth = Constant(0.16666667)
     slopes = Constant([-0.25, 0.5, -0.125, 0.0, 0.25, 1.0, -1.0, 0.5])
     blocks = Constant[4x1x1x8]()
+    axes = Constant([[[[0.5]]]])
 """
 # Op after fusion, the opset that has it, and the nodes before.
 FORMS = {
@@ -59,6 +60,7 @@ NEAR_MATCHES = {
     "other bounds": "a = Add(x, three); b = Clip(a, one, six); y = Div(b, six)",
     "divided by the clip": "a = Add(x, three); b = Clip(a, three, six); y = Div(six, b)",
     "wider slopes": "a = Relu(x); b = Neg(x); c = Relu(b); d = Mul(blocks, c); y = Add(a, d)",
+    "further axes": "a = Mul(axes, x); y = Max(x, a)",
     "no fraction": "a = Mul(three, x); y = Max(x, a)",
     "other tensor": "a = Softplus(x); b = Tanh(a); n = Neg(x); y = Mul(n, b)",
 }

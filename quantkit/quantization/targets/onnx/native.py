@@ -57,6 +57,8 @@ SILU_MINIMUM = -8.0
 # Ops of a pixel shuffle: DepthToSpace, or a Transpose of more dimensions than an image between two Reshapes.
 SHUFFLE_OPS = frozenset({"DepthToSpace", "Reshape", "Transpose"})
 IMAGE_RANK = 4
+# Ops that OpenVINO fuses as factors and summands if one operand is constant.
+FACTOR_OPS = frozenset({"Mul", "Div", "Add", "Sub"})
 # Ops after which ONNX Runtime moves a DequantizeLinear.
 VIEW_OPS = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
@@ -413,11 +415,15 @@ class _NativeQuantization:
         """Prevent OpenVINO from fusing a reduction that drops axes with factors or summands of channels after it."""
         slots: dict[str, int] = {}
         for edge in self.parameters:
-            node, slot, name = self.source[edge.node], 0, ""
-            while node.op in ("Mul", "Add") and any(self.source.constant_of(source) for source in node.inputs):
-                slot = int(self.source.constant_of(node.inputs[0]) is not None)
-                node, name = self.source[node.inputs[slot].node], node.name
-            if name and node.op.startswith("Reduce") and node.attrs.get("keepdims", 1) == 0:
+            name, slot = "", 0
+            while (node := self.source[edge.node]).op in FACTOR_OPS and not (name and edge in self.parameters):
+                constants = [self.source.constant_of(source) is not None for source in node.inputs]
+                if sum(constants) != 1 or (node.op == "Div" and constants[0]):
+                    break
+                name, slot = node.name, constants.index(False)
+                edge = node.inputs[slot]
+            is_fused = name and edge not in self.parameters
+            if is_fused and node.op.startswith("Reduce") and node.attrs.get("keepdims", 1) == 0:
                 slots[name] = slot
         for name, slot in slots.items():
             self._insert_maximum(name, slot)
