@@ -1,6 +1,6 @@
 """Facts of a report, as text and as HTML for notebooks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 # Name and value of each fact.
@@ -46,3 +46,28 @@ def facts_table(facts: Facts) -> str:
     """Return an HTML table with one row for each fact."""
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts)
     return f"<table>{rows}</table>"
+
+
+def align_columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        rows: cells; the first row is the heading.
+        right: indices of right-aligned columns.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    right_aligned = set(right)
+    return [
+        "  ".join(
+            cell.rjust(width) if index in right_aligned else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def plain_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return an HTML table with a heading."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark.host.machine import Machine, this_machine, usable_cores
-from quantkit.benchmark.results.report import align_columns, openmp_text
+from quantkit.benchmark.results.report import openmp_text
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
 from quantkit.benchmark.sampling.selection import find_candidate
 from quantkit.benchmark.sweep import Sweep, sweep
 from quantkit.distribution import find_other_distributions, install_command
 from quantkit.errors import UnavailableError
-from quantkit.facts import PlainReport
+from quantkit.facts import PlainReport, align_columns
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import Model, load
 from quantkit.progress import OnProgress, Progress, ignore_progress

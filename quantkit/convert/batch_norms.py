@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.names import unused_name
 from quantkit.ir.tensor import DType
 
 OLD_BATCH_NORM = "BatchNormWithGlobalNormalization"
@@ -36,7 +37,7 @@ def _replacements(graph: Graph, node: Node) -> Iterator[Node]:
         if tensor is None:
             yield node
             return
-        scale = constant(_unused_name(graph, f"{node.name}/ones"), np.ones_like(tensor.array))
+        scale = constant(unused_name(graph, f"{node.name}/ones"), np.ones_like(tensor.array))
         gamma = Edge(scale.name)
         yield scale
     attrs = {
@@ -46,9 +47,3 @@ def _replacements(graph: Graph, node: Node) -> Iterator[Node]:
         "data_format": b"NHWC",
     }
     yield replace(node, op="FusedBatchNorm", inputs=(x, gamma, beta, mean, variance), attrs=attrs)
-
-
-def _unused_name(graph: Graph, name: str) -> str:
-    while name in graph:
-        name += "_"
-    return name

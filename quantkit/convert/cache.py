@@ -64,12 +64,6 @@ def digest(graph: Graph, converter: tuple[object, ...]) -> str:
     return state.hexdigest()
 
 
-def prune(graph: Graph) -> Graph:
-    """Remove the nodes that no input or output depends on; the nodes before an input define its shape."""
-    names = graph.with_(outputs=(*graph.outputs, *graph.inputs)).reachable(stop_at_inputs=False)
-    return graph.with_nodes(node for node in graph.nodes.values() if node.name in names)
-
-
 def _read(path: Path) -> bytes | None:
     """Return the content of a file and mark it as used now; None if there is no such file."""
     try:

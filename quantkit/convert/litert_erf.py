@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from quantkit.convert.cache import prune
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
 from quantkit.ir.rewrite import free_name
@@ -44,7 +43,7 @@ def replace_error_functions(graph: Graph) -> Graph:
     """
     if not ERROR_FUNCTIONS & graph.op_counts.keys():
         return graph
-    return _replace_others(prune(_order_gelus(graph)))
+    return _replace_others(_order_gelus(graph).without_unused_nodes(stop_at_inputs=False))
 
 
 def _order_gelus(graph: Graph) -> Graph:

@@ -14,7 +14,7 @@ from typing import Any
 
 import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert.batch_norms import replace_old_batch_norms
-from quantkit.convert.cache import convert_cached, digest, prune
+from quantkit.convert.cache import convert_cached, digest
 from quantkit.convert.litert_channels import find_unknown_channels, state_channels
 from quantkit.convert.litert_erf import replace_error_functions
 from quantkit.convert.litert_lists import flatten_lists
@@ -83,7 +83,7 @@ def _convert_without_weights(graph: Graph) -> None:
     """
     weights = [
         node
-        for node in prune(graph).nodes.values()
+        for node in graph.without_unused_nodes(stop_at_inputs=False).nodes.values()
         if node.is_constant and node.value.dtype is DType.FLOAT and node.value.num_elements >= MIN_WEIGHTS
     ]
     placeholders = [
@@ -144,7 +144,8 @@ def _convert_cached(graph: Graph, *, small_weights: bool) -> bytes:
     """
     converter = ("litert", tensorflow.available().detail, EDITION, *(["small_weights"] if small_weights else []))
     convert = partial(_convert, small_weights=small_weights)
-    graph = replace_scatters(replace_error_functions(prune(replace_old_batch_norms(graph))))
+    graph = replace_old_batch_norms(graph).without_unused_nodes(stop_at_inputs=False)
+    graph = replace_scatters(replace_error_functions(graph))
     return convert_cached(graph, ".tflite", converter, convert, _choose_hint)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert import tensorflow_to_onnx
 from quantkit.convert.batch_norms import replace_old_batch_norms
-from quantkit.convert.cache import convert_cached, prune
+from quantkit.convert.cache import convert_cached
 from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
 from quantkit.distribution import install_command
 from quantkit.errors import FallbackWarning, UnavailableError
@@ -93,7 +93,8 @@ def convert_by_tf2onnx(graph: Graph) -> bytes:
         UnavailableError: tf2onnx does not support an op.
         GraphError: TensorFlow rejects the graph.
     """
-    return convert_cached(prune(graph), ".onnx", (version("tf2onnx"), OPSET, EDITION), _convert, lambda _: _HINT)
+    graph = graph.without_unused_nodes(stop_at_inputs=False)  # the nodes before an input define its shape
+    return convert_cached(graph, ".onnx", (version("tf2onnx"), OPSET, EDITION), _convert, lambda _: _HINT)
 
 
 def _dequantize_constants(graph: Graph) -> Graph:

@@ -1,6 +1,6 @@
 """Result of a layer-by-layer comparison of two versions of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from math import isfinite
@@ -11,6 +11,7 @@ from quantkit.data.preprocessing import Preprocessing
 from quantkit.drawing.bar_chart import BarChart
 from quantkit.errors import CheckError
 from quantkit.evaluation.optimizer_changes import OptimizerChange
+from quantkit.facts import align_columns, plain_table
 from quantkit.runtimes.session import RuntimeVersion
 
 # Below 10 dB less than two bits are correct.
@@ -271,7 +272,7 @@ class LayerComparison:
         rows = self.worst_first if max_rows is None else self.worst_first[:max_rows]
         cells = [COLUMNS, *(row.cells for row in rows)]
         table = cells if max_rows is None else [_shorten_names(row) for row in cells]
-        lines = [*self.headlines, *_align(table)]
+        lines = [*self.headlines, *align_columns(table, right=range(2, 6))]
         if len(rows) < len(self.rows):
             lines.append(f"... and {len(self.rows) - len(rows)} rows with a higher SQNR")
         if table != cells:
@@ -292,11 +293,9 @@ class LayerComparison:
 
     def _repr_html_(self) -> str:
         """Return the report as HTML for notebooks."""
-        head = "".join(f"<th>{column}</th>" for column in COLUMNS)
-        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row.cells) for row in self.worst_first[:MAX_ROWS])
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        table = plain_table(COLUMNS, (row.cells for row in self.worst_first[:MAX_ROWS]))
         paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.headlines)
-        return f"{paragraphs}<table><tr>{head}</tr>{body}</table><p>{escape(LEGEND)}</p>"
+        return f"{paragraphs}{table}<p>{escape(LEGEND)}</p>"
 
 
 def _shorten_names(cells: tuple[str, ...]) -> tuple[str, ...]:
@@ -308,18 +307,6 @@ def _shorten_names(cells: tuple[str, ...]) -> tuple[str, ...]:
         )
         + cells[2:]
     )
-
-
-def _align(table: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines of aligned columns; columns of values are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if 2 <= index <= 5 else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        for cells in table
-    ]
 
 
 def _decibels(value: float) -> str:

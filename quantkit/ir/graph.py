@@ -422,6 +422,21 @@ class Graph(Mapping[str, Node]):
                 stack.extend(node.sources)
         return names
 
+    def without_unused_nodes(self, stop_at_inputs: bool = True) -> "Graph":
+        """Return the graph with the nodes that the outputs need, and the inputs; unchanged without outputs.
+
+        Args:
+            stop_at_inputs: do not keep the producers of graph inputs.
+
+        Raises:
+            GraphError: an input of a needed node is not in the graph.
+        """
+        roots = self if stop_at_inputs else self.with_(outputs=(*self.outputs, *self.inputs))
+        needed = roots.reachable(stop_at_inputs) | self.input_names
+        if not self.outputs or needed.issuperset(self.nodes):
+            return self
+        return self.with_nodes(node for node in self.nodes.values() if node.name in needed)
+
     @cached_property
     def op_counts(self) -> Mapping[str, int]:
         """Number of nodes of each op type, most frequent first."""

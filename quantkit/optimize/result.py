@@ -8,12 +8,12 @@ from typing import Any
 
 from quantkit.arguments import expand_user, public
 from quantkit.benchmark.host.machine import Machine
-from quantkit.benchmark.results.report import align_columns, format_latency
+from quantkit.benchmark.results.report import format_latency
 from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.benchmark.sweep.result import BestSettings
 from quantkit.benchmark.sweep.state import MeasuredTrial
 from quantkit.errors import UsageError
-from quantkit.facts import PlainReport
+from quantkit.facts import PlainReport, align_columns
 from quantkit.formats import PYTORCH_SUFFIXES, SUFFIXES, TENSORRT_SUFFIXES, check_target
 from quantkit.formats.files import write_whole
 from quantkit.formats.sizes import format_size

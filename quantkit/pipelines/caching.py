@@ -30,7 +30,6 @@ from quantkit.pipelines.stages import (
     function_of,
     insert_after,
     stages_of,
-    without_unused_nodes,
 )
 from quantkit.pipelines.state import is_pure, randomness
 
@@ -140,7 +139,7 @@ def delay_shuffles(graph: Graph) -> Graph:
         moved = shuffle.with_(name=name, inputs=(Edge(stage.name), *shuffle.inputs[1:])).with_attrs(
             output_types=element_types(stage), output_shapes=element_shapes(stage)
         )
-        graph = without_unused_nodes(insert_after(draft.graph(), stage.name, (moved,)))
+        graph = insert_after(draft.graph(), stage.name, (moved,)).without_unused_nodes()
     return graph
 
 

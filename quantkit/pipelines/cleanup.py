@@ -3,7 +3,7 @@
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
-from quantkit.pipelines.stages import MAPS, captured_inputs, constant_of, function_of, stages_of, without_unused_nodes
+from quantkit.pipelines.stages import MAPS, captured_inputs, constant_of, function_of, stages_of
 
 # Value of the second input with which a stage passes every element on.
 _NEUTRAL = {"TakeDataset": -1, "SkipDataset": 0, "RepeatDataset": 1, "ShardDataset": 1}
@@ -23,7 +23,7 @@ def remove_no_ops(graph: Graph) -> Outcome:
         if _is_neutral(graph, stage):
             draft.redirect(Edge(stage.name), stage.inputs[0])
             changes.append(f"{stage.name} removed")
-    return Outcome(without_unused_nodes(draft.graph()) if changes else graph, tuple(changes), tuple(skips))
+    return Outcome(draft.graph().without_unused_nodes() if changes else graph, tuple(changes), tuple(skips))
 
 
 def _is_neutral(graph: Graph, stage: Node) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from quantkit.errors import InputError, QuantkitError, one_line
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.pipelines.bridge import to_dataset
-from quantkit.pipelines.stages import element_shapes, element_types, root_of, without_unused_nodes
+from quantkit.pipelines.stages import element_shapes, element_types, root_of
 from quantkit.runtimes.tensorflow_library import import_tensorflow
 
 Clock = Callable[[], float]
@@ -43,7 +43,7 @@ class Execution:
     def dataset(self, graph: Graph, stage: Node | None = None) -> Any:
         """Return the dataset of a stage (default: the last one); elements are flat tuples."""
         stage = stage or root_of(graph)
-        part = without_unused_nodes(graph.with_endpoints([], [Edge(stage.name)]))
+        part = graph.with_endpoints([], [Edge(stage.name)]).without_unused_nodes()
         specs = zip(element_types(stage), element_shapes(stage), strict=True)
         spec = tuple(self._tf.TensorSpec(shape.dims, self._tf.as_dtype(dtype.numpy)) for dtype, shape in specs)
         return to_dataset(part, spec)

@@ -13,7 +13,6 @@ from quantkit.pipelines.stages import (
     constant_of,
     function_of,
     stages_of,
-    without_unused_nodes,
 )
 from quantkit.pipelines.state import order_dependence
 
@@ -87,7 +86,7 @@ def _fuse(graph: Graph, first: Node, second: Node, model: Node) -> Graph:
     draft = Draft(graph)
     draft.replace(second.name, fused)
     fused_graph = draft.graph()
-    return without_unused_nodes(fused_graph.with_(library=fused_graph.library.with_(function)))
+    return fused_graph.with_(library=fused_graph.library.with_(function)).without_unused_nodes()
 
 
 def _argument_types(node: Node) -> tuple[object, ...]:

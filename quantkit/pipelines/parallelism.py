@@ -15,7 +15,6 @@ from quantkit.pipelines.stages import (
     function_of,
     root_of,
     stages_of,
-    without_unused_nodes,
 )
 from quantkit.pipelines.state import order_dependence
 
@@ -52,7 +51,7 @@ def parallelize(graph: Graph, calls: int = AUTOTUNE) -> Outcome:
     if changes:
         draft.append(constant(automatic, AUTOTUNE, DType.INT64))
         draft.append(constant(number, calls, DType.INT64))
-    return Outcome(without_unused_nodes(draft.graph()) if changes else graph, tuple(changes), tuple(skips))
+    return Outcome(draft.graph().without_unused_nodes() if changes else graph, tuple(changes), tuple(skips))
 
 
 def _parallel(stage: Node, automatic: Edge, calls: Edge) -> Node:

@@ -94,12 +94,6 @@ def constant_of(graph: Graph, edge: Edge) -> Any:
     return node.value.array if node.is_constant else None
 
 
-def without_unused_nodes(graph: Graph) -> Graph:
-    """Return the graph with the nodes that its output needs."""
-    reachable = graph.reachable()
-    return graph.with_nodes(node for node in graph.nodes.values() if node.name in reachable)
-
-
 def insert_after(graph: Graph, name: str, nodes: tuple[Node, ...]) -> Graph:
     """Insert nodes after a stage; its consumers use the last one instead."""
     old, new = Edge(name), Edge(nodes[-1].name)

@@ -26,7 +26,6 @@ from quantkit.pipelines.stages import (
     element_types,
     function_of,
     stages_of,
-    without_unused_nodes,
 )
 from quantkit.pipelines.state import is_pure
 
@@ -157,4 +156,4 @@ def _move_after_batch(graph: Graph, batch: Node, between: list[Node], stage: Nod
     )
     draft.replace(batch.name, moved)
     after = draft.graph()
-    return without_unused_nodes(after.with_(library=after.library.with_(function)))
+    return after.with_(library=after.library.with_(function)).without_unused_nodes()

@@ -4,13 +4,12 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from quantkit import formats
 from quantkit.errors import CheckError, UsageError
-from quantkit.facts import RANDOM_WEIGHTS_NOTE
+from quantkit.facts import RANDOM_WEIGHTS_NOTE, plain_table
 from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Skip
@@ -204,13 +203,12 @@ class Trace:
         return f"Trace({len(self.records)} steps, {len(self.before)} -> {len(self.after)} nodes)"
 
     def _repr_html_(self) -> str:
-        rows = [("step", "nodes", "changes", "skips", "check")]
+        rows = []
         for record in self.records:
             result = record.undone or record.ignored or record.check
             nodes = f"{record.nodes[0]} → {record.nodes[1]}"
             rows.append((str(record.step), nodes, str(len(record.changes)), str(len(record.skips)), result))
-        cells = ("".join(f"<td>{escape(text)}</td>" for text in row) for row in rows)
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        return plain_table(("step", "nodes", "changes", "skips", "check"), rows)
 
 
 def check_trace_path(path: Path) -> None:

@@ -1,12 +1,17 @@
 """Child processes: their end with the parent, their log, and the reason of their end."""
 
 import gc
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from typing import IO
 
 from quantkit.cores import end_with_parent
 from quantkit.workers.service import ServiceSpec, WorkerResources, respond
@@ -61,6 +66,36 @@ def main() -> None:
             responses.send(respond(lambda: run(task)))  # noqa: B023  called at once
     if service is not None:
         service.close()
+
+
+def start_process(
+    module: str, cpus: Sequence[int], environment: Mapping[str, str], log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a child process, with pipes for requests and responses.
+
+    Args:
+        module: module whose function ``main`` runs.
+        cpus: hardware threads of the process; empty for all.
+        environment: environment variables of the process, in addition to those of this one.
+        log: file for its standard error.
+    """
+    start = json.dumps({"path": sys.path, "cpus": list(cpus), "module": module})
+    return subprocess.Popen(
+        [sys.executable, "-c", BOOTSTRAP, start],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        # Fatal errors of TensorFlow go to the log, where they explain an exit.
+        env={"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **environment},
+        # Ctrl-C at the terminal interrupts the parent only, which ends its workers.
+        start_new_session=True,
+    )
+
+
+def read_log(log: IO[bytes]) -> str:
+    """Return the log of a process, without TensorFlow's log lines below the severity of fatal errors."""
+    log.seek(0)
+    return CPP_LOG.sub("", log.read().decode(errors="replace"))
 
 
 def describe_exit(code: int, log: str) -> tuple[str, str]:

@@ -1,9 +1,6 @@
 """Workers on this machine: one process for each group of cores or each GPU."""
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +10,7 @@ from typing import Any
 
 from quantkit.cores import available_cores, available_cpus
 from quantkit.errors import UnavailableError
-from quantkit.workers.child import BOOTSTRAP, CPP_LOG, describe_exit
+from quantkit.workers.child import describe_exit, read_log, start_process
 from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
 from quantkit.workers.service import Response, ServiceSpec, WorkerResources
 
@@ -23,17 +20,7 @@ class LocalWorker(Worker):
 
     def __init__(self, spec: ServiceSpec, placement: WorkerResources) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
-        start = {"path": sys.path, "cpus": list(placement.cpus), "module": "quantkit.workers.child"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", BOOTSTRAP, json.dumps(start)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            # Fatal errors of TensorFlow go to the log, where they explain an exit.
-            env={"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **placement.environment},
-            # Ctrl-C at the terminal interrupts the parent only, which ends its workers.
-            start_new_session=True,
-        )
+        self._process = start_process("quantkit.workers.child", placement.cpus, placement.environment, self._log)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests = Connection(os.dup(self._process.stdin.fileno()), readable=False)
@@ -58,10 +45,7 @@ class LocalWorker(Worker):
         try:
             response: Response = self.responses.recv()
         except (EOFError, ConnectionResetError):
-            code = self._process.wait()
-            self._log.seek(0)
-            log = CPP_LOG.sub("", self._log.read().decode(errors="replace"))
-            raise WorkerLostError(*describe_exit(code, log)) from None
+            raise WorkerLostError(*describe_exit(self._process.wait(), read_log(self._log))) from None
         return response
 
     def close(self) -> None:

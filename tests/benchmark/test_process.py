@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from quantkit.benchmark.sampling import process
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
-from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
+from quantkit.benchmark.sampling.process import CAN_HALT, WorkerError, WorkerProcess
+from quantkit.workers import child
 
 SECONDS = 30.0
 
@@ -18,7 +18,7 @@ SECONDS = 30.0
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that run the code in the variable SCRIPT instead of serving."""
-    monkeypatch.setattr(process, "BOOTSTRAP", "import os, sys; exec(os.environ['SCRIPT'])")
+    monkeypatch.setattr(child, "BOOTSTRAP", "import os, sys; exec(os.environ['SCRIPT'])")
 
 
 def is_alive(pid: int) -> bool:
@@ -39,7 +39,7 @@ def test_worker_measures_in_its_own_process(tiny_model: Path) -> None:
     assert not is_alive(pid)
 
 
-@pytest.mark.skipif(not process.CAN_HALT, reason="this system cannot halt a process")
+@pytest.mark.skipif(not CAN_HALT, reason="this system cannot halt a process")
 def test_worker_without_a_request_is_halted() -> None:
     with WorkerProcess() as worker:
         worker.ask({"do": "run", "samples": 1}, SECONDS)

@@ -15,9 +15,10 @@ from quantkit.benchmark.profiling.profile_text import (
     peaks_text,
 )
 from quantkit.benchmark.results.reason import Reason
-from quantkit.benchmark.results.report import align_columns, format_latency
+from quantkit.benchmark.results.report import format_latency
 from quantkit.drawing import escape_text, html_body, html_table
 from quantkit.drawing.report_charts import shorten_name
+from quantkit.facts import align_columns
 
 SCHEMA = "quantkit.profile/1"
 

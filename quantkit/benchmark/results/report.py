@@ -20,6 +20,7 @@ from quantkit.benchmark.statistics.percentile import PERCENTILES, needed_calls
 from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.drawing import escape_text, html_body, html_table
 from quantkit.errors import CheckError, InputError, QuantkitError, UsageError
+from quantkit.facts import align_columns
 from quantkit.formats.files import write_whole
 from quantkit.runtimes import runtimes
 from quantkit.runtimes.openmp import READS_KMP
@@ -422,24 +423,6 @@ def openmp_text(runtime: str, libraries: Sequence[str]) -> str:
     if properties:
         effects.append(f"--intra-op and --inter-op {'set its threads' if properties.has_threads else 'have no effect'}")
     return "; ".join(["this build does not use OpenMP", *effects])
-
-
-def align_columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """Return the lines of a table.
-
-    Args:
-        rows: cells; the first row is the heading.
-        right: indices of right-aligned columns.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    right_aligned = set(right)
-    return [
-        "  ".join(
-            cell.rjust(width) if index in right_aligned else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _compare(first: BenchmarkRow, row: BenchmarkRow) -> Speedup | UsageError | None:

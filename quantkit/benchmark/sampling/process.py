@@ -8,8 +8,6 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +15,7 @@ from time import monotonic
 from typing import Any, Self
 
 from quantkit.errors import UnavailableError
-from quantkit.workers.child import BOOTSTRAP, CPP_LOG, describe_exit
+from quantkit.workers.child import describe_exit, read_log, start_process
 
 Document = dict[str, Any]
 
@@ -39,17 +37,7 @@ class WorkerProcess:
     def __init__(self, environment: Mapping[str, str] = {}, cpus: tuple[int, ...] = ()) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._buffer = b""
-        start = json.dumps({"path": sys.path, "cpus": list(cpus), "module": "quantkit.benchmark.sampling.worker"})
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", BOOTSTRAP, start],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            # Fatal errors of TensorFlow go to the log, where they explain an exit.
-            env={"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, **environment},
-            # Ctrl-C at the terminal interrupts the parent only, which ends its workers.
-            start_new_session=True,
-        )
+        self._process = start_process("quantkit.benchmark.sampling.worker", cpus, environment, self._log)
 
     @property
     def pid(self) -> int:
@@ -58,8 +46,7 @@ class WorkerProcess:
     @property
     def log(self) -> str:
         """Standard output and error of the runtime so far, without TensorFlow's log lines."""
-        self._log.seek(0)
-        return CPP_LOG.sub("", self._log.read().decode(errors="replace"))
+        return read_log(self._log)
 
     def ask(self, request: Document, timeout: float) -> Document:
         """Send a request and return the response; the worker runs only in between.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.benchmark.host.machine import Machine
-from quantkit.benchmark.results.report import align_columns, format_latency
+from quantkit.benchmark.results.report import format_latency
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.benchmark.sweep.state import MeasuredTrial
-from quantkit.facts import PlainReport
+from quantkit.facts import PlainReport, align_columns
 from quantkit.formats.files import write_whole
 from quantkit.formats.kinds import SUFFIXES
 from quantkit.runtimes import find_runtime

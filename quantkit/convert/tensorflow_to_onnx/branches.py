@@ -7,7 +7,7 @@ ONNX         If(predicate), with branches that refer to the arguments by name
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantkit.convert.tensorflow_to_onnx.subgraphs import as_results, instantiate, source_of, without_unused_nodes
+from quantkit.convert.tensorflow_to_onnx.subgraphs import as_results, instantiate, source_of
 from quantkit.convert.tensorflow_to_onnx.translator import (
     PLAIN,
     LoweredGraph,
@@ -56,7 +56,7 @@ def read_branch(graph: Graph, node: Node, role: str, shapes: Mapping[Edge, Shape
     branch = branch.with_nodes([*nodes.values(), *results]).with_(outputs=outputs, inputs=())
     needed = branch.reachable()
     used = {inner: edge for inner, edge in arguments.items() if inner.node in needed}
-    return without_unused_nodes(branch.with_(inputs=tuple(used))), used
+    return branch.with_(inputs=tuple(used)).without_unused_nodes(), used
 
 
 def lower_branches(graph: Graph, node: Node, branch: Graph) -> Graph:

@@ -43,11 +43,9 @@ def with_while_nodes(graph: Graph) -> Graph:
 
 def _with_needed_nodes(graph: Graph) -> Graph:
     """Return the graph without nodes before its inputs and without nodes that no output needs."""
-    needed = graph.reachable() | graph.input_names
     return graph.with_nodes(
         node.with_(inputs=(), controls=()) if node.name in graph.input_names else node
-        for node in graph.nodes.values()
-        if node.name in needed
+        for node in graph.without_unused_nodes().nodes.values()
     )
 
 

@@ -24,7 +24,6 @@ from quantkit.convert.tensorflow_to_onnx.subgraphs import (
     instantiate,
     source_of,
     with_constants,
-    without_unused_nodes,
 )
 from quantkit.convert.tensorflow_to_onnx.translator import (
     LIST_ORDER,
@@ -184,7 +183,7 @@ def iteration_of(name: str, loop: Loop) -> Graph:
     whole = whole.with_(outputs=tuple(Edge(node.name) for node in results), inputs=(*variables, *captured))
     needed = whole.reachable()
     used = tuple(edge for edge in captured if edge.node in needed)
-    return without_unused_nodes(whole.with_(inputs=(*variables, *used)))
+    return whole.with_(inputs=(*variables, *used)).without_unused_nodes()
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,7 @@ def instantiate(graph: Graph, node: Node, role: str, prefix: str, arguments: Seq
     inputs, outputs = (
         [_rename(names, source_of(function, edge)) for edge in edges] for edges in (function.inputs, function.outputs)
     )
-    return lower_lists(without_unused_nodes(Graph.of(renamed, inputs, outputs, library=graph.library)))
-
-
-def without_unused_nodes(graph: Graph) -> Graph:
-    """Return the graph with the nodes that its outputs need, and its inputs."""
-    needed = graph.reachable() | graph.input_names
-    return graph.with_nodes(node for node in graph.nodes.values() if node.name in needed)
+    return lower_lists(Graph.of(renamed, inputs, outputs, library=graph.library).without_unused_nodes())
 
 
 def with_constants(graph: Graph, constants: Mapping[int, Node]) -> Graph:

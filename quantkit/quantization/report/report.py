@@ -1,8 +1,7 @@
 """Verdict on a quantized model: its values, and their text and HTML."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import escape
 from math import floor, log10
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Failure, format_latency
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import CheckError
-from quantkit.facts import join_names
+from quantkit.facts import join_names, plain_table
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.finetuning.report import FineTuning
@@ -211,15 +210,15 @@ def _report_html(report: QuantizationReport) -> str:
     parts = []
     if not report.scheme.weights_only:
         ops = [(op, str(int8 or ""), str(floats or "")) for op, (int8, floats) in report.census.table.items()]
-        parts.append(_html_table(("op", INT8, FLOAT), ops))
+        parts.append(plain_table(("op", INT8, FLOAT), ops))
     fallbacks = report.census.float_fallbacks
     if fallbacks:
         rows = [
             (node.name, node.op, "" if node.macs is None else _format_count(node.macs), node.reason)
             for node in fallbacks
         ]
-        parts.append(_html_table(("float fallback", "op", "MACs", "reason"), rows))
-    parts.append(_html_table(("figure", "value"), _figures(report)))
+        parts.append(plain_table(("float fallback", "op", "MACs", "reason"), rows))
+    parts.append(plain_table(("figure", "value"), _figures(report)))
     return "".join(parts)
 
 
@@ -256,12 +255,6 @@ def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
         yield "recommendation", report.next_step.reason
         yield from ((cause.kind, cause.text) for cause in report.next_step.causes)
         yield "next command", report.next_step.command
-
-
-def _html_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _size_line(report: QuantizationReport) -> str:

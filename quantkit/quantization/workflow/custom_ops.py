@@ -60,9 +60,7 @@ def cut_custom_ops(graph: Graph) -> Graph:
     )
     if not outputs:
         return graph
-    head = graph.with_endpoints(None, list(outputs))
-    names = head.reachable() | head.input_names
-    return head.with_nodes(node for name, node in head.nodes.items() if name in names)
+    return graph.with_endpoints(None, list(outputs)).without_unused_nodes()
 
 
 def join_custom_ops(quantized: Graph, head: Graph, whole: Graph) -> Graph:

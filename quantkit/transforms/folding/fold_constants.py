@@ -131,13 +131,14 @@ class _Folding:
 
     def outcome(self) -> Outcome:
         graph = self.graph
-        needed = _needed_nodes(graph) if graph.outputs else set(graph.nodes)
+        needed = set(graph.without_unused_nodes(stop_at_inputs=False).nodes)
         for name in graph.order:
             if name in needed:
                 self._visit(graph[name])
         nodes, changes = self._replace_nodes(needed)
         simplified, control_changes = _remove_idle_controls(graph.with_nodes(nodes))
-        return Outcome(_prune(simplified), (*changes, *control_changes), tuple(self.skips))
+        simplified = simplified.without_unused_nodes(stop_at_inputs=False)
+        return Outcome(simplified, (*changes, *control_changes), tuple(self.skips))
 
     def _visit(self, node: Node) -> None:
         """Compute the node if the values of all its inputs are known."""
@@ -305,15 +306,3 @@ def _drop_unused_default(node: Node, graph: Graph) -> Node:
     if node.op == "PlaceholderWithDefault" and node.name in graph.input_names:
         return node.with_(op="Placeholder", inputs=())
     return node
-
-
-def _prune(graph: Graph) -> Graph:
-    if not graph.outputs:
-        return graph
-    needed = _needed_nodes(graph)
-    return graph.with_nodes(node for node in graph.nodes.values() if node.name in needed)
-
-
-def _needed_nodes(graph: Graph) -> set[str]:
-    """Return the ancestors of the outputs and of the inputs."""
-    return graph.with_(outputs=(*graph.outputs, *graph.inputs)).reachable(stop_at_inputs=False)

@@ -14,7 +14,7 @@ from quantkit.ops.onnx.kernels import evaluate, has_kernel
 from quantkit.ops.onnx.shapes import is_stateful
 from quantkit.ops.size_inference import as_tensor
 from quantkit.transforms._names import names_in_subgraphs
-from quantkit.transforms.onnx._facts import GraphFacts, constant_node, num_outputs, prune
+from quantkit.transforms.onnx._facts import GraphFacts, constant_node, num_outputs
 
 # Maximum size in bytes by which a value may exceed the constants that it is computed from.
 MAX_EXTRA_BYTES = 1 << 20
@@ -61,7 +61,8 @@ class _ConstantFolding:
         for name in graph.order:
             self._visit(graph[name])
         nodes = self._nodes(changes)
-        return Outcome(prune(graph.with_nodes(nodes)), tuple(changes), tuple(self.skips))
+        folded = graph.with_nodes(nodes).without_unused_nodes(stop_at_inputs=False)
+        return Outcome(folded, tuple(changes), tuple(self.skips))
 
     def _visit(self, node: Node) -> None:
         """Compute a node if its value is known."""

@@ -152,16 +152,6 @@ def reason_to_keep(graph: Graph, node: Node, consumer: Node) -> str:
     return sharing_reason(graph, node, consumer)
 
 
-def prune(graph: Graph) -> Graph:
-    """Return the graph without the nodes that neither outputs nor inputs need."""
-    if not graph.outputs:
-        return graph
-    needed = graph.with_(outputs=(*graph.outputs, *graph.inputs)).reachable(stop_at_inputs=False)
-    return (
-        graph if len(needed) == len(graph) else graph.with_nodes(graph[name] for name in graph.nodes if name in needed)
-    )
-
-
 def identity(node: Node, source: Edge) -> list[Node]:
     """Return an Identity that replaces a node; `remove_new_identities` removes it."""
     return [Node(node.name, "Identity", (source,), extra=node.extra)]
@@ -201,7 +191,7 @@ def replace_edges(graph: Graph, replacements: Mapping[Edge, Edge]) -> Graph:
     for old in graph.outputs:
         if old in edges:
             result = _replace_output(result, old, edges[old], captured)
-    return prune(result)
+    return result.without_unused_nodes(stop_at_inputs=False)
 
 
 def removable_outputs(graph: Graph, replacements: Mapping[Edge, Edge]) -> Iterable[Edge]:

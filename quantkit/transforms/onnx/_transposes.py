@@ -21,7 +21,6 @@ from quantkit.transforms.onnx._facts import (
     integers,
     new_constant,
     num_outputs,
-    prune,
     replace_edges,
 )
 
@@ -169,7 +168,7 @@ def _move(graph: Graph, region: list[str], order: Order) -> Graph:
     for node in added:
         nodes[node.name] = node
     result = graph.with_nodes(nodes.values())
-    return prune(replace_edges(result, identities))
+    return replace_edges(result, identities).without_unused_nodes(stop_at_inputs=False)
 
 
 def _move_node(graph: Graph, node: Node, names: Mapping[str, str], order: Order) -> tuple[Node, list[Node]]:

@@ -69,9 +69,7 @@ class GraphBuilder:
             library=self.source.library,
             extra=self.source.extra,
         )
-        ordered = copy_shared_summands(graph)
-        needed = ordered.reachable() | ordered.input_names
-        return ordered.with_nodes(node for node in ordered.nodes.values() if node.name in needed)
+        return copy_shared_summands(graph).without_unused_nodes()
 
     def quantized_shapes(self) -> dict[str, Shape]:
         """Return the shapes of the quantized tensors, by node name."""

@@ -93,9 +93,7 @@ def _split_channels(graph: Graph, shapes: Mapping[str, Shape]) -> tuple[Graph, d
     for name, join_cost in join_costs.items():
         costs |= dict.fromkeys(_replace_by_halves(graph, name, nodes), (costs[name] + _START) / 2)
         costs[name] = join_cost
-    split = graph.with_nodes(nodes.values())
-    needed = split.reachable() | split.input_names
-    split = split.with_nodes(node for node in nodes.values() if node.name in needed)
+    split = graph.with_nodes(nodes.values()).without_unused_nodes()
     return split, {name: cost for name, cost in costs.items() if name in split}
 
 
