@@ -17,6 +17,8 @@ from quantkit.quantization.targets.workarounds import (
     AVERAGE,
     CAPTURE,
     CHANNEL_SHUFFLE,
+    EXTREME,
+    HIDDEN_SIZE,
     MAXIMUM,
     OUTPUT_LAYOUT,
     PAIR_SOFTMAX,
@@ -241,6 +243,33 @@ def test_factors_after_reductions_are_correct(ops: tuple[str, str], monkeypatch:
     assert_only_workaround_is_correct(network, y, REDUCTION, 30, monkeypatch)
 
 
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+@pytest.mark.parametrize("between", ["", "Abs"])
+def test_quantized_extremes_are_correct(op: str, between: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(1, 10, 16)
+    x = network.add(op, "x", axes=[1], keepdims=0)
+    if between:
+        x = network.add(between, x)
+    y = network.add("MatMul", x, 3 * network.weights(16, 10))
+    assert_only_workaround_is_correct(network, y, EXTREME, 25, monkeypatch)
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_convolutions_before_sizes_keep_their_bias(is_recurrent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network("batch", 8, 6, "steps")
+    x = network.add("Relu", network.conv(network.add("Relu", network.conv("x"))))
+    x = network.add("Transpose", network.add("ReduceMean", network.conv(x), axes=[2], keepdims=0), perm=[2, 0, 1])
+    if is_recurrent:
+        weights = network.weights(1, 32, 8), network.weights(1, 32, 8)
+        x, *_ = network.add("LSTM", x, *weights, hidden_size=8, outputs=3)
+        y = network.add("Squeeze", x, np.array([1]))
+    else:
+        size = network.add("Gather", network.add("Shape", x), np.array([1]), axis=0)
+        sizes = network.add("Concat", np.array([1]), size, np.array([8]), axis=0)
+        y = network.add("Concat", x, network.add("Expand", network.weights(1, 1, 8), sizes), axis=0)
+    assert_only_workaround_is_correct(network, y, HIDDEN_SIZE, 30, monkeypatch)
+
+
 def test_shuffled_channels_are_quantized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A half that is concatenated with other values has the quantization parameters of the result."""
     network = Network(1, 8, 6, 5)
@@ -298,6 +327,8 @@ def test_all_rows_are_used() -> None:
         OUTPUT_LAYOUT,
         PAIR_SOFTMAX,
         CHANNEL_SHUFFLE,
+        EXTREME,
+        HIDDEN_SIZE,
     }
     assert ROWS.keys() == names
     assert native.is_needed is is_needed

@@ -16,14 +16,18 @@ from quantkit.quantization.targets.onnx.attention import find_attention
 from quantkit.quantization.targets.onnx.blocks import fuse_views, move_channels_last
 from quantkit.quantization.targets.onnx.channel_shuffles import replace_shuffles
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
+from quantkit.quantization.targets.onnx.extremes import separate_extremes
 from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
+from quantkit.quantization.targets.onnx.hidden_sizes import hide_sizes
 from quantkit.quantization.targets.onnx.lowering import lower_layers
 from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
 from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
 from quantkit.quantization.targets.onnx.product_chains import separate_products
 from quantkit.quantization.targets.workarounds import (
     CHANNEL_SHUFFLE,
+    EXTREME,
+    HIDDEN_SIZE,
     OUTPUT_LAYOUT,
     PAIR_SOFTMAX,
     PRODUCT_CHAIN,
@@ -35,9 +39,12 @@ REWRITES = {
     OUTPUT_LAYOUT: transpose_outputs,
     PAIR_SOFTMAX: replace_pair_softmax,
     CHANNEL_SHUFFLE: replace_shuffles,
+    PRODUCT_CHAIN: separate_products,
+    EXTREME: separate_extremes,
+    HIDDEN_SIZE: hide_sizes,
 }
-# Rewrites of files for all runtimes, which otherwise keep the ops that another runtime computes faster.
-PORTABLE = (CHANNEL_SHUFFLE,)
+# Rewrites also of files for all runtimes, which otherwise keep the ops that another runtime computes faster.
+PORTABLE = (CHANNEL_SHUFFLE, PRODUCT_CHAIN, EXTREME, HIDDEN_SIZE)
 # Number of input channels from which files for all runtimes split a transposed convolution. ONNX Runtime has no int8
 # kernel of one: with 24 channels the whole one is as fast there as its parts, with 32 and 64 slower. OpenVINO has one.
 LEAST_SPLIT = 32
@@ -68,7 +75,7 @@ class OnnxTarget(Target, RuntimeRules):
         for name, rewrite in REWRITES.items():
             if is_needed(name, runtime) and (runtime is not None or name in PORTABLE):
                 quantized = rewrite(quantized)
-        return separate_products(quantized) if is_needed(PRODUCT_CHAIN, runtime) else quantized
+        return quantized
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
         return native.edge_parameters(graph, plan, ranges)
