@@ -18,6 +18,7 @@ from quantkit.runtimes.runtime import Runtime
 from quantkit.runtimes.session import RuntimeVersion, Session, SessionOptions, TensorInfo
 from quantkit.runtimes.tensorflow_library import suppress_log
 
+MISSING_OP = re.compile(r"unresolved custom op: (?:Flex)?(\w+)|\(Flex(\w+)\)")
 _DTYPE_NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 
 
@@ -44,8 +45,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
 
         try:
             interpreters = [Interpreter(**source, num_threads=_num_threads(options)) for _ in range(options.streams)]
-            for interpreter in interpreters:
-                interpreter.allocate_tensors()
+            resizing = [_ResizingInterpreter(interpreter, name) for interpreter in interpreters]
         except Exception as error:
             raise _translate_error(error, name, is_file=isinstance(model, Path)) from error
     interpreter = interpreters[0]
@@ -60,7 +60,7 @@ def _open(model: Graph | Path, options: SessionOptions) -> Session:
         RuntimeVersion(RUNTIME.name, _available().detail, "CPU"),
         tuple(_info(details, input_names) for details in inputs),
         tuple(_info(details, output_names) for details in outputs),
-        _compute([_ResizingInterpreter(interpreter, name) for interpreter in interpreters]),
+        _compute(resizing),
         placement=lambda: lines,
     )
 
@@ -90,6 +90,14 @@ class _ResizingInterpreter:
         self._inputs = [details["index"] for details in interpreter.get_input_details()]
         self._outputs = [details["index"] for details in interpreter.get_output_details()]
         self._shapes = [tuple(details["shape"]) for details in interpreter.get_input_details()]
+        try:
+            interpreter.allocate_tensors()
+        except RuntimeError as error:
+            # Before the first call, 1 stands for each unknown size, for which a window may be too large.
+            is_dynamic = any((details["shape_signature"] < 0).any() for details in interpreter.get_input_details())
+            if not is_dynamic or MISSING_OP.search(str(error)):
+                raise
+            self._shapes = []
 
     def compute(self, arrays: list[Array]) -> Sequence[Array]:
         try:
@@ -169,7 +177,7 @@ def _placement(interpreter: Any) -> tuple[str, ...]:
 def _translate_error(error: Exception, model: str, *, is_file: bool) -> QuantkitError:
     """Convert an error, whose text begins with positions in LiteRT's source, to a one-line error."""
     text = str(error)
-    missing = re.search(r"unresolved custom op: (?:Flex)?(\w+)|\(Flex(\w+)\)", text)
+    missing = MISSING_OP.search(text)
     if missing:
         return UnavailableError(
             f"LiteRT has no {missing[1] or missing[2]}, which {model} uses",

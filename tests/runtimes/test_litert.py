@@ -129,6 +129,23 @@ def test_quantized_inputs_and_outputs_keep_their_types(tmp_path: Path) -> None:
     assert result.max() > result.min()
 
 
+def test_unknown_sizes_may_be_smaller_than_a_window(tmp_path: Path) -> None:
+    attrs = {"T": FLOAT, "strides": (1, 1, 1, 1), "padding": b"VALID"}
+    nodes = [
+        Node("x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape((1, None, None, 2))}),
+        constant("w", np.ones((5, 5, 2, 3), np.float32)),
+        Node("conv", "Conv2D", (Edge("x"), Edge("w")), attrs=attrs),
+    ]
+    graph = Graph.of(nodes, ["x"], ["conv"])
+    save_litert(graph, tmp_path / "window.tflite")
+    session = open_session(tmp_path / "window.tflite")
+    for size in (9, 6, 9):
+        (result,) = session.run({"x": np.ones((1, size, 5, 2), np.float32)}).values()
+        np.testing.assert_allclose(result, np.full((1, size - 4, 1, 3), 50, np.float32))
+    with pytest.raises(GraphError, match=r"LiteRT rejects window\.tflite"):
+        session.run({"x": np.ones((1, 1, 1, 2), np.float32)})
+
+
 def test_auto_opens_a_tflite_file(file: Path) -> None:
     with open_session(file) as session:
         (result,) = session.run({session.inputs[0].name: np.array([[1, 2]], np.float32)}).values()
