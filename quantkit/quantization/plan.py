@@ -25,7 +25,7 @@ from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.roles import find_roles
-from quantkit.quantization.precision.decision import INT8, Decision
+from quantkit.quantization.precision.decision import COST, INT8, Decision
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
@@ -139,8 +139,13 @@ class Plan:
 
     @cached_property
     def refined(self) -> Mapping[str, Decision]:
-        """Decision about each int8 layer with a form that is more precise than that of its scheme, by name."""
+        """Decision about each int8 layer or table with another form than that of its scheme, by name."""
         return {decision.unit: decision for decision in self.decisions if decision.is_refined}
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Gather nodes whose tables are stored in int8, one scale for each row."""
+        return tuple(name for name, decision in self.refined.items() if decision.source == COST)
 
     @cached_property
     def float_fallbacks(self) -> Mapping[str, str]:

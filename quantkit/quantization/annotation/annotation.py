@@ -31,7 +31,7 @@ def annotate(
             target is converted, and the plan is one of the converted graph.
         scheme: None for the default scheme of the target ``onnx``.
         float_nodes: decisions about nodes that stay float, or their reasons, by name, in addition to ``keep_float`` of
-            the scheme; decisions about int8 layers select their more precise forms, see `Plan.refined`.
+            the scheme; decisions about int8 layers and tables select other forms, see `Plan.refined`.
 
     Raises:
         GraphError: the graph has no outputs.
@@ -53,7 +53,8 @@ def _plan(nodes: NodeAnnotation) -> Plan:
     plan = Plan(
         nodes.scheme,
         edges.specs(),
-        {pattern.weights: nodes.weights[pattern.weights] for pattern in patterns if pattern.weights},
+        {pattern.weights: nodes.weights[pattern.weights] for pattern in patterns if pattern.weights}
+        | nodes.find_tables(),
         edges.groups,
         patterns,
         tuple(pass_through),

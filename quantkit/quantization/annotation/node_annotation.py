@@ -35,7 +35,7 @@ class NodeAnnotation:
         decisions: decision about each float node that has a better reason than its op type.
         weights: number format of the quantized weights constants, by name.
         float_nodes: decision about each node that the caller or the scheme keeps in float.
-        refined: decision about each int8 layer for which the caller selects a more precise form.
+        refined: decision about each int8 layer or table for which the caller selects another form.
     """
 
     def __init__(self, facts: FloatGraph, float_nodes: Mapping[str, str | Decision]) -> None:
@@ -113,6 +113,11 @@ class NodeAnnotation:
                 needed.update(edge.node for edge in inputs)
         return dict(reversed(pass_through.items()))
 
+    def find_tables(self) -> dict[str, Spec]:
+        """Return the number format of each table that the caller stores in int8, with one scale for each row."""
+        tables = [self.graph[name].inputs[0].node for name, decision in self.refined.items() if decision.source == COST]
+        return dict.fromkeys(tables, Spec(DType.QINT8, symmetric=True, per_channel=True, axes=(0,)))
+
     def decide_all(
         self, patterns: tuple[FusedPattern, ...], pass_through: Mapping[str, tuple[Edge, ...]]
     ) -> tuple[Decision, ...]:
@@ -126,6 +131,8 @@ class NodeAnnotation:
                     self.decisions |= {node.name: self.refined.get(node.name, self.decisions[node.name])}
             elif node.name in pass_through:
                 self._decide(node, f"{node.op} between quantized tensors computes quantized values", OP, INT8)
+            elif node.name in self.refined:
+                self.decisions[node.name] = self.refined[node.name]
             elif node.name not in self.decisions:
                 op_reason = self.roles.float_reasons.get(node.op) or f"{node.op} has no int8 form"
                 self._decide(node, self._reason_of_bodies(node) or op_reason, OP)

@@ -36,8 +36,8 @@ class Decision:
 
     @property
     def is_refined(self) -> bool:
-        """True for int8 in a form that is more precise than that of the scheme, because of the error of the outputs."""
-        return self.precision == INT8 and self.source == ERROR
+        """True for int8 in another form than that of the scheme: more precise, because of the error, or smaller."""
+        return self.precision == INT8 and self.source in (ERROR, COST)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values by attribute."""

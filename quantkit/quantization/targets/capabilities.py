@@ -96,6 +96,15 @@ class RuntimeRules(ABC):
         """
         return ()
 
+    def find_tables(self, graph: Graph, plan: Plan) -> Collection[str]:
+        """Return the Gather nodes whose constant tables the runtimes read in int8 as fast as in float.
+
+        Args:
+            graph: float graph.
+            plan: plan of ``graph``.
+        """
+        return ()
+
     def edge_formats(self, graph: Graph, plan: Plan) -> Mapping[Edge, Spec]:
         """Return the number format of each edge to quantize, which may depend on its consumers.
 

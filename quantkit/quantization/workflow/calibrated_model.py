@@ -27,6 +27,7 @@ from quantkit.quantization.workflow.observer_choice import (
 from quantkit.quantization.workflow.options import Options, require_ranges
 from quantkit.quantization.workflow.planning import check_plan, choose_plan, save_plan
 from quantkit.quantization.workflow.preparation import find_float_parts, prepare_float_graph
+from quantkit.quantization.workflow.table_choice import store_tables
 from quantkit.quantization.workflow.trials import Trials
 from quantkit.quantization.workflow.zero_point_choice import add_zero_points, choose_zero_points
 
@@ -93,6 +94,7 @@ def calibrate_model(
     ).with_kernels()
     if not trained:
         conversion = choose_zero_points(trials.choose(conversion, CHOICES), trials, options)
+        conversion = store_tables(conversion, trials, options)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
     if conversion.ranges is not ranges and options.save_ranges is not None:

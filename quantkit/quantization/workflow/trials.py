@@ -101,7 +101,7 @@ class Trials:
         if accuracy is None:
             return False
         loss, present = _loss_of(accuracy), _loss_of(default)
-        is_better = loss.drop <= present.drop and loss.distance < max_loss * present.distance
+        is_better = (loss.drop <= present.drop or loss.kind == ERROR) and loss.distance < max_loss * present.distance
         if is_better and in_most_runs:
             signs = np.sign(_distances_by_run(default) - _distances_by_run(accuracy))
             is_better = bool(signs.sum() >= policy.MIN_WINS * sqrt(len(signs)))

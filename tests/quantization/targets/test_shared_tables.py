@@ -48,6 +48,45 @@ def test_a_tied_embedding_is_stored_once(projection: str, ids_shape: tuple[int, 
     assert report.num_bytes < 0.5 * report.float_num_bytes
 
 
+@pytest.mark.engine
+def test_large_tables_are_stored_in_int8(tmp_path: Path) -> None:
+    package = pytest.importorskip("onnx")
+    make, info = package.helper.make_node, package.helper.make_tensor_value_info
+    sizes = np.geomspace(0.01, 10, 2000)[:, None]
+    arrays = {"E": RANDOM.standard_normal((2000, 32)) * sizes, "P": RANDOM.standard_normal((16, 32))}
+    arrays |= {"w": RANDOM.standard_normal((32, 8)), "v": RANDOM.standard_normal((32, 8))}
+    nodes = [make("Gather", ["E", "ids"], ["e"]), make("Gather", ["P", "positions"], ["p"]), make("Add", "ep", ["s"])]
+    nodes += [make("Gather", ["E", "positions"], ["f"]), make("MatMul", ["f", "v"], ["g"])]
+    nodes += [make("MatMul", ["s", "w"], ["h"]), make("Add", ["h", "g"], ["y"])]
+    graph = package.helper.make_graph(
+        nodes,
+        "g",
+        [info("ids", 7, (1, 7)), info("positions", 7, (1, 7))],
+        [info("y", 1, (1, 7, 8))],
+        [package.numpy_helper.from_array(value.astype(np.float32), name) for name, value in arrays.items()],
+    )
+    model = package.helper.make_model(graph, opset_imports=[package.helper.make_opsetid("", 17)], ir_version=8)
+    package.save(model, tmp_path / "tables.onnx")
+    samples = [
+        {"ids": RANDOM.integers(0, 2000, (1, 7)), "positions": np.arange(7, dtype=np.int64)[None]} for _ in range(24)
+    ]
+    options: dict[str, Any] = {"runs": 0, "output": tmp_path / "q.onnx"}
+    result = qk.quantize(tmp_path / "tables.onnx", samples, save_plan=tmp_path / "plan.json", **options)
+    decisions = {decision.unit: decision for decision in result.plan.decisions}
+    assert {name: decisions[name].precision for name in "efp"} == {"e": "int8", "f": "int8", "p": "float"}
+    written = qk.load(tmp_path / "q.onnx").graph
+    values = [node.value for node in written.nodes.values() if node.is_constant]
+    assert [value.dtype for value in values if value.num_elements == arrays["E"].size] == [DType.INT8]
+    assert result.report.accuracy.sqnr is not None
+    assert result.report.accuracy.sqnr.worst > 30
+    again = qk.quantize(tmp_path / "tables.onnx", samples, plan=tmp_path / "plan.json", **options)
+    assert again.plan == result.plan
+    assert qk.load(tmp_path / "q.onnx").graph.nodes.keys() == written.nodes.keys()
+    # One scale for the whole table would lose the small rows.
+    table = next(value.array for value in values if value.num_elements == arrays["E"].size)
+    assert np.abs(table).max(axis=1).min() == 127
+
+
 # Nodes before and after a dense layer t -> r; "u" is the transposed table of the projection.
 PROJECTION = "u = Transpose({}, perm=[1, 0])\ny = MatMul(r, u)"
 TIED = {

@@ -1,10 +1,14 @@
 """Target "onnx": ONNX models with QuantizeLinear and DequantizeLinear pairs."""
 
-from collections.abc import Mapping
-from math import inf
+from collections.abc import Collection, Mapping
+from math import inf, prod
+from typing import TypeGuard
+
+import numpy as np
 
 from quantkit.convert.onnx_opsets import raise_opset
 from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.roles.onnx import GATE_OPS
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.plan import Plan
@@ -48,6 +52,8 @@ PORTABLE = (CHANNEL_SHUFFLE, PRODUCT_CHAIN, EXTREME, HIDDEN_SIZE)
 # Number of input channels from which files for all runtimes split a transposed convolution. ONNX Runtime has no int8
 # kernel of one: with 24 channels the whole one is as fast there as its parts, with 32 and 64 slower. OpenVINO has one.
 LEAST_SPLIT = 32
+# Number of values from which a table is stored in int8: a smaller one saves less than 100 kB, for four more nodes.
+LEAST_TABLE = 1 << 15
 FLOAT_GATE = "the runtime fuses a float SiLU or HardSwish with the convolution before it"
 
 
@@ -70,6 +76,16 @@ class OnnxTarget(Target, RuntimeRules):
             return gates | find_attention(graph)
         return find_slow_layers(graph) | find_attention(graph)
 
+    def find_tables(self, graph: Graph, plan: Plan) -> Collection[str]:
+        # A table that is also the weights of a layer is stored once, with their scales.
+        shapes = [sorted(graph[name].value.shape) for name in plan.weights]
+        tables = {
+            node.name: graph.constant_of(node.inputs[0])
+            for node in graph.nodes.values()
+            if node.op == "Gather" and not node.attrs.get("axis") and node.name not in plan.pass_through
+        }
+        return [name for name, table in tables.items() if _is_large(table) and sorted(table.shape) not in shapes]
+
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         quantized, runtime = concatenate_integers(native.convert(graph, plan, ranges)), plan.scheme.runtime
         for name, rewrite in REWRITES.items():
@@ -86,6 +102,16 @@ def lower_for(graph: Graph, runtime: str) -> Graph:
     if runtime == AUTO:
         return lower_layers(raise_opset(graph), least_split=LEAST_SPLIT)
     return lower_layers(raise_opset(graph), least_split=inf if find_runtime(runtime).transposes_convolutions else 0)
+
+
+def _is_large(table: Tensor | None) -> TypeGuard[Tensor]:
+    return (
+        table is not None
+        and table.dtype is DType.FLOAT
+        and len(table.shape) == 2
+        and prod(table.shape) >= LEAST_TABLE
+        and bool(np.isfinite(table.array).all())
+    )
 
 
 def _fuses_float_ops(runtime: str) -> bool:

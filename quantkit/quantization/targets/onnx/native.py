@@ -166,6 +166,7 @@ class _NativeQuantization:
         for pattern in self.plan.patterns:
             if pattern.weights:
                 self._quantize_layer(pattern)
+        self._store_tables()
         if not self.keeps_biases:
             self._store_tables_once()
         int8_nodes, int8_consumers = self._int8_nodes()
@@ -245,6 +246,27 @@ class _NativeQuantization:
             self.constants.add(node.inputs[slot].node)
             self.nodes[bias_name] = node.with_input(slot, edge)
 
+    def _store_tables(self) -> None:
+        """Store the tables of the plan in int8, with a scale for each row; only the gathered rows are dequantized."""
+        tables: dict[str, tuple[Edge, Edge]] = {}
+        for name in self.plan.tables:
+            table, ids = self.source[name].inputs
+            if table.node not in tables:
+                values = self.source[table.node].value
+                parameters = QuantizationParameters.of_weights(self.plan.weights[table.node], values.array)
+                stored = Tensor(DType.INT8, values.shape, partial(_quantize, values, parameters))
+                scales = parameters.scale.reshape(-1, 1)
+                tables[table.node] = (
+                    self._add_constant(f"{name}/table", stored),
+                    self._add_constant(f"{name}/table_scales", scales),
+                )
+            quantized, steps = tables[table.node]
+            rows = self._add(Node(f"{name}/rows", "Gather", (quantized, ids)))
+            wide = self._add(Node(f"{name}/wide", "Cast", (rows,), attrs={"to": 1}))
+            scale = self._add(Node(f"{name}/scales", "Gather", (steps, ids)))
+            self.nodes[name] = Node(name, "Mul", (wide, scale))
+            self.constants.add(table.node)
+
     def _store_tables_once(self) -> None:
         """Store a table once that is also the weights of a layer, or their transpose.
 
@@ -255,7 +277,7 @@ class _NativeQuantization:
         """
         for node in self.source.nodes.values():
             table = self.source.constant_of(node.inputs[0]) if node.op == "Gather" and len(node.inputs) == 2 else None
-            if table is None or len(table.shape) != 2 or node.name in self.plan.pass_through:
+            if table is None or len(table.shape) != 2 or node.name in (*self.plan.pass_through, *self.plan.tables):
                 continue
             for name, _ in self.weights:
                 weights = self.source[name].value
