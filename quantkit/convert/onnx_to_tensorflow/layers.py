@@ -69,7 +69,7 @@ def _as_image(translator: OnnxTranslator, node: Node, weights: Tensor) -> tuple[
     dims = translator.shape(node.inputs[0]).dims or (None,) * 3
     translator.shapes = {**translator.shapes, source: Shape((*dims[:2], 1, dims[2]))}
     attrs: dict[str, Any] = dict(node.attrs)
-    for name, value in (("strides", 1), ("dilations", 1), ("kernel_shape", 1)):
+    for name, value in (("strides", 1), ("dilations", 1), ("kernel_shape", 1), ("output_padding", 0)):
         if attrs.get(name):
             attrs[name] = (value, *attrs[name])
     if attrs.get("pads"):
@@ -92,9 +92,18 @@ def _emit_row(translator: OnnxTranslator, node: Node) -> None:
 def _conv_transpose(translator: OnnxTranslator, node: Node) -> None:
     """Convert to a transposed convolution without padding, and a crop; with the stride 1, to a convolution."""
     weights = translator.weights(node)
+    if weights is None or len(weights.shape) not in (3, 4):
+        raise conversion_error(node, "the weights must be constant and have rank 3 or 4")
+    if len(weights.shape) == 3:
+        image, weights = _as_image(translator, node, weights)
+        _emit_conv_transpose(translator, image, weights)
+        _emit_row(translator, node)
+    else:
+        _emit_conv_transpose(translator, node, weights)
+
+
+def _emit_conv_transpose(translator: OnnxTranslator, node: Node, weights: Tensor) -> None:
     attrs: Mapping[str, Any] = node.attrs
-    if weights is None or len(weights.shape) != 4:
-        raise conversion_error(node, "the weights must be constant and have rank 4")
     if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or attrs.get("output_shape"):
         raise conversion_error(node, "auto_pad and output_shape are not supported")
     strides, dilations = (tuple(attrs.get(name) or (1, 1)) for name in ("strides", "dilations"))

@@ -222,6 +222,9 @@ def _reshape_dynamic(translator: OnnxTranslator, node: Node) -> None:
             node, "Reshape", [source, _requested_shape(translator, node, source)], PLAIN, Tshape=DType.INT64
         )
         return
+    if node.op == "Squeeze" and not (translator.has_input(node, 1) or node.attrs.get("axes")):
+        translator.emit_typed(node, "Squeeze", [source], PLAIN)
+        return
     rank = translator.rank(node.inputs[0])
     axes = translator.integers(node, "axes", 1)
     if rank is None or axes is None:
