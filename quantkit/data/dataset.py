@@ -241,7 +241,7 @@ class FileDataset(Dataset):
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
         samples = list(self.samples)
         if not keep_order:
-            samples.sort(key=lambda sample: (_digest(sample.name), str(sample.path)))
+            samples.sort(key=lambda sample: (name_digest(sample.name), str(sample.path)))
         return replace(self, samples=_slice(samples, limit, skip, self.source))
 
     def part(self, start: int, stop: int) -> Self:
@@ -321,7 +321,7 @@ class ArrayDataset(Dataset):
         return replace(self, labels=dict(zip(self.rows, texts, strict=True)))
 
     def subset(self, limit: int | None = None, skip: int = 0, *, keep_order: bool = False) -> Self:
-        rows = list(self.rows) if keep_order else sorted(self.rows, key=lambda row: _digest(str(row)))
+        rows = list(self.rows) if keep_order else sorted(self.rows, key=lambda row: name_digest(str(row)))
         selected = _slice(rows, limit, skip, self.source)
         arrays = {
             name: array.select(selected) if isinstance(array, ZippedRows) else array
@@ -633,8 +633,9 @@ def _row(array: Array, index: int) -> Array:
     return row if isinstance(row, np.ndarray) else np.asarray(row, object if array.dtype.kind == "O" else None)
 
 
-def _digest(name: str) -> bytes:
-    return sha256(name.encode(errors="surrogateescape")).digest()
+def name_digest(name: str) -> bytes:
+    """Return the SHA-256 of the name of a sample, by which samples are sorted."""
+    return sha256(name.encode(errors="surrogateescape")).digest()  # file names may hold any bytes
 
 
 def _slice(ordered: Sequence[Any], limit: int | None, skip: int, source: str) -> tuple[Any, ...]:

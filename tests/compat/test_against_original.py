@@ -54,7 +54,7 @@ def find_difference(case: ClassicCase) -> str:
 
 def test_classic_mode_equals_the_original() -> None:
     differences = {
-        case: difference for case in classic_cases() if is_recorded(case) and (difference := find_difference(case))
+        str(case): difference for case in classic_cases() if is_recorded(case) and (difference := find_difference(case))
     }
     assert not differences, "\n\n".join(f"{case}\n{difference}" for case, difference in differences.items())
 

@@ -4,13 +4,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from quantkit.data.dataset import ArrayDataset, read_sample_arrays
+from quantkit.data.dataset import ArrayDataset, name_digest, read_sample_arrays
 from quantkit.data.packing.cifar import PIXEL_BYTES, open_part, read_pickled_pixels, to_pixels
 from quantkit.data.sources import as_dataset
 from quantkit.errors import InputError
@@ -71,12 +70,8 @@ class Source:
 
     def shuffle(self) -> "Source":
         """Return the source in the order of the SHA-256 of the names, which mixes the classes of a folder."""
-        items = sorted(self.items, key=lambda item: (_digest(item.name), item.path, item.offset))
+        items = sorted(self.items, key=lambda item: (name_digest(item.name), item.path, item.offset))
         return replace(self, items=tuple(items))
-
-
-def _digest(name: str) -> bytes:
-    return sha256(name.encode(errors="surrogateescape")).digest()  # file names may hold any bytes
 
 
 def read_content(item: SourceItem, kind: Kind) -> Content:
