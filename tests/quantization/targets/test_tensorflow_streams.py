@@ -32,6 +32,16 @@ def test_the_longest_branch_starts_first() -> None:
     assert [name for name in single.order if name in costs] == ["start", "long", "longer", "short", "end"]
 
 
+def test_outputs_keep_no_consumers() -> None:
+    nodes = [*diamond().nodes.values(), Node("first", "Relu", (Edge("start"),)), Node("last", "Relu", (Edge("end"),))]
+    graph = Graph.of(nodes, ["x"], ["first", "short", "last"])
+    ordered = add_streams(
+        graph, dict.fromkeys(("start", "short", "first", "long", "longer", "end", "last"), 1.0), count=1
+    )
+    assert not ordered.node_uses.get("first")
+    assert ordered["first"].controls == ordered["last"].controls == ("end",)
+
+
 def test_free_nodes_get_no_control_dependencies() -> None:
     ordered = add_streams(diamond(), {"short": 1.0, "longer": 5.0}, count=1)
     assert ordered["short"].controls == ("longer",)

@@ -53,10 +53,16 @@ def add_streams(graph: Graph, costs: Mapping[str, float], *, count: int = NUM_ST
         count: number of streams.
     """
     dependencies = schedule(_task_graph(graph, costs), count).dependencies
-    return graph.with_nodes(
-        node.with_(controls=(*node.controls, dependencies[node.name])) if node.name in dependencies else node
-        for node in graph.nodes.values()
-    )
+    # A file has no names of outputs: an output keeps that role only without consumers.
+    sinks = {name for name in graph.output_names if not graph.node_uses.get(name)}
+
+    def add_dependency(node: Node) -> Node:
+        name = dependencies.get(node.name)
+        while name in sinks:
+            name = dependencies.get(name)
+        return node if name is None else node.with_(controls=(*node.controls, name))
+
+    return graph.with_nodes(add_dependency(node) for node in graph.nodes.values())
 
 
 def _task_graph(graph: Graph, costs: Mapping[str, float]) -> TaskGraph:
