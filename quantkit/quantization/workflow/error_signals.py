@@ -8,11 +8,9 @@ from time import perf_counter
 import numpy as np
 
 from quantkit.errors import QuantkitError, UnavailableError
-from quantkit.formats import onnx
 from quantkit.ir.graph import Edge
 from quantkit.ir.tensor import Array
 from quantkit.progress import OnProgress, Progress
-from quantkit.quantization.calibration import choose_float_runtime
 from quantkit.quantization.fallback import LayerRanking
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.cost import predict_costs
@@ -24,7 +22,7 @@ from quantkit.quantization.report.census import count_node_macs, infer_sample_sh
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
-from quantkit.runtimes import AUTO, open_session
+from quantkit.runtimes import AUTO, find_runtime, observing_runtime, open_session
 
 
 def rank_layers(conversion: Conversion, reference: FloatReference, options: Options) -> LayerRanking | None:
@@ -39,7 +37,7 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
         None if no runtime runs the float graph, or too slowly for the time budget.
     """
     try:
-        with _open_probe(conversion, reference, options) as run:
+        with _open_probe(conversion, reference) as run:
             probe = _find_probe(run, reference, options)
             if probe is None:
                 return None
@@ -87,7 +85,7 @@ def measure_noise_fractions(
     num_runs = min(count_runs(reference.outputs, reference.states, *sizes), limit)
     if not num_runs:
         return {}
-    with _open_probe(conversion, reference, options) as run:
+    with _open_probe(conversion, reference) as run:
         probe = run(num_runs)
         total = probe.noise(probe.switched.switches(plan))
         if not total:
@@ -127,7 +125,7 @@ def measure_gains(
     if not limit:
         raise UnavailableError("the errors of the tensors are not measured: the runs would take too long")
     for each in (conversion, refined):
-        with _open_probe(each, reference, options) as run:
+        with _open_probe(each, reference) as run:
             probe = run(min(count_runs(reference.outputs, reference.states), limit))
             switched = probe.switched
             rows = np.array([[switch == group for switch in switched.groups] for group in groups])
@@ -217,21 +215,20 @@ def _find_probe(run: Callable[[int], ErrorProbe], reference: FloatReference, opt
 
 
 @contextmanager
-def _open_probe(
-    conversion: Conversion, reference: FloatReference, options: Options
-) -> Iterator[Callable[[int], ErrorProbe]]:
+def _open_probe(conversion: Conversion, reference: FloatReference) -> Iterator[Callable[[int], ErrorProbe]]:
     """Open the switched graph; return a function that runs it on the first feeds.
 
     Args:
         conversion: conversion with the layers.
         reference: outputs of the float model.
-        options: options of the quantization.
 
     Raises:
         UnavailableError, GraphError: no runtime can run the graph.
     """
     graph, states = conversion.graph, reference.states
     switched = switch_quantization(graph, conversion.plan, conversion.ranges)
-    runtime = choose_float_runtime(graph, AUTO if graph.dialect == onnx.DIALECT else options.runtime)
+    # Not the fastest one: the conversion of hundreds of conditions to another dialect takes longer than the runs.
+    native = observing_runtime(graph.dialect)
+    runtime = native if find_runtime(native).available().ok else AUTO
     with open_session(tap_outputs(switched.graph), runtime) as session:
         yield lambda count: ErrorProbe(switched, session, reference.feeds[:count], reference.outputs[:count], states)
