@@ -15,6 +15,7 @@ from quantkit.quantization.observers import (
     REGISTRY,
     Entropy,
     Histogram,
+    MeanSquaredError,
     MinMax,
     Observer,
     create_observer,
@@ -98,10 +99,10 @@ def test_a_restored_observer_continues(before: list[Array], after: list[Array], 
 
 @pytest.mark.parametrize("name", ["percentile(99.9)", "entropy", "mean_squared_error"])
 def test_a_rare_outlier_is_excluded(name: str) -> None:
-    values = np.random.default_rng(0).laplace(size=100_000).astype(np.float32)
-    values[7] = 1000.0
+    values = np.random.default_rng(0).laplace(size=1_000_000).astype(np.float32)
+    values[7] = 200.0
     low, high = observe(create_observer(name, AFFINE), [values]).range()
-    assert high < 500
+    assert high < 150
     assert low < -5
 
 
@@ -122,6 +123,27 @@ def test_uniform_values_keep_their_range() -> None:
         low, high = observe(create_observer(name, AFFINE), [values]).range()
         assert low < -0.98
         assert high > 0.98
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_rare_large_values_are_all_counted(side: int) -> None:
+    random = np.random.default_rng(2)
+    ranges = []
+    for _ in range(10):  # places of the large values, of which a sample counts between none and some
+        values = random.laplace(size=400_000).astype(np.float32)
+        values[random.permutation(values.size)[:20]] = 60.0 * side
+        ranges.append(observe(create_observer("mean_squared_error", AFFINE), [values]).range())
+    clipped = [max(-limits.low, limits.high) for limits in ranges]
+    assert max(clipped) < 1.2 * min(clipped)
+
+
+@given(st.integers(1, 3))
+def test_sampled_values_count_for_those_between_them(count: int) -> None:
+    observer = MeanSquaredError(AFFINE)
+    size = 3 * 8192 + 5
+    values = np.random.default_rng(count).normal(size=size).astype(np.float32)
+    observe(observer, [values] * count)
+    assert abs(int(observer.histogram.counts.sum()) / (count * size) - 1) < 0.02
 
 
 @pytest.mark.parametrize("channel", [(..., 5), (0, 31)])

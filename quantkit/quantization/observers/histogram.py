@@ -10,12 +10,17 @@ from quantkit.ir.tensor import Array
 from quantkit.quantization.observers.observer import MinMax, State, float32_range
 from quantkit.quantization.ranges import Range
 
-BINS = 2048
+# With half as many, bins of tensors with few large values are wider than a quantized value.
+BINS = 4096
 # Least number of values of each larger array that the histogram counts: with a hundred images, about a million for each
 # edge.
 SAMPLES = 1 << 13
 # Strides of the sample: coprime to usual channel counts, so that a sample contains all channels.
 STRIDES = np.array([1, 2, 3, 5, 7, 11, 13, 17, 23, 31, 41, 53, 71, 97, 127, 167, 223, 293, 389, 521, 691, 919, 1223])
+
+# Values beyond this fraction of an extreme are all counted if they are rare: clipping costs the squares of few values,
+# which a sample misses or has too often.
+TAIL, MAX_TAIL = 0.5, 0.25
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,11 +55,11 @@ class Histogram:
         used = self.counts > 0
         return self.centers[used], self.counts[used].astype(np.float64)
 
-    def add(self, values: Array) -> None:
-        """Count finite values."""
+    def add(self, values: Array, weight: int = 1) -> None:
+        """Count finite values, each with a weight: the number of values that it stands for."""
         zeros = values.size - int(np.count_nonzero(values))
         values = values[values != 0] if zeros else values
-        self.zeros += zeros
+        self.zeros += zeros * weight
         if not values.size:
             return
         low, high = float(values.min()), float(values.max())
@@ -63,7 +68,7 @@ class Histogram:
         self._cover(low, high)
         indices = np.floor(values / np.float64(self.width)).astype(np.int64)
         indices -= self.first
-        self.counts += np.bincount(indices.reshape(-1), minlength=len(self.counts))
+        self.counts += weight * np.bincount(indices.reshape(-1), minlength=len(self.counts))
 
     def _choose_width(self, low: float, high: float) -> None:
         """Choose the width for which the first values take about half of the bins."""
@@ -128,11 +133,17 @@ class HistogramObserver(MinMax):
     def _sample(self, values: Array) -> None:
         flat = values.reshape(-1)
         step = int(STRIDES[np.searchsorted(STRIDES, max(flat.size // self.samples, 1), side="right") - 1])
-        if step > 1:
-            # Each array is sampled from another first value to its end, so that together all positions are sampled.
-            self._phase += 1
-            flat = flat[self._phase % step :: step]
-        self.histogram.add(flat)
+        if step == 1:
+            self.histogram.add(flat)
+            return
+        # Each array is sampled from another first value to its end, so that together all positions are sampled.
+        self._phase += 1
+        sampled = slice(self._phase % step, None, step)
+        is_tail = _find_tail(flat > TAIL * self.high)
+        if self.low < 0:
+            is_tail |= _find_tail(flat < TAIL * self.low)
+        self.histogram.add(flat[sampled][~is_tail[sampled]], step)
+        self.histogram.add(flat[is_tail])
 
     def range(self) -> Range:
         """Return the range computed from the histogram; the extremes if it is empty."""
@@ -179,3 +190,8 @@ class Percentile(HistogramObserver):
         low = extremes.low if extremes.low >= 0 else edges[np.searchsorted(cumulative, outside, side="right")]
         high = extremes.high if extremes.high <= 0 else edges[np.searchsorted(cumulative, 1 - outside) + 1]
         return float32_range(max(extremes.low, low), min(extremes.high, high))
+
+
+def _find_tail(is_beyond: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the places of the values beyond a limit, (n,); none if they are not rare."""
+    return is_beyond if np.count_nonzero(is_beyond) <= MAX_TAIL * is_beyond.size else np.zeros_like(is_beyond)

@@ -93,8 +93,12 @@ def calibrate_model(
         graph, plan, ranges, options.fallback, source=source_graph, float_parts=parts, whole=rest, trace=trace
     ).with_kernels()
     if not trained:
-        conversion = choose_zero_points(trials.choose(conversion, CHOICES), trials, options)
-        conversion = store_tables(conversion, trials, options)
+        conversion = trials.choose(conversion, CHOICES)
+        padded = choose_zero_points(conversion, trials, options)
+        if padded is not conversion:
+            # Scales that lost to chance among the noise of missing zero points may win now.
+            padded = trials.choose(padded, (choose_scales, choose_bias_correction))
+        conversion = store_tables(padded, trials, options)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
     if conversion.ranges is not ranges and options.save_ranges is not None:
