@@ -129,7 +129,7 @@ def test_uniform_values_keep_their_range() -> None:
 def test_rare_large_values_are_all_counted(side: int) -> None:
     random = np.random.default_rng(2)
     ranges = []
-    for _ in range(10):  # places of the large values, of which a sample counts between none and some
+    for _ in range(10):  # positions of the large values, of which a sample counts between none and some
         values = random.laplace(size=400_000).astype(np.float32)
         values[random.permutation(values.size)[:20]] = 60.0 * side
         ranges.append(observe(create_observer("mean_squared_error", AFFINE), [values]).range())
