@@ -264,6 +264,30 @@ def test_all_outputs_of_a_node_keep_their_names() -> None:
     assert all(not converted.node_uses.get(edge.node) for edge in converted.outputs)
 
 
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_outputs_that_other_nodes_consume_stay_outputs_of_the_file(is_quantized: bool, tmp_path: Path) -> None:
+    body = [node("h", "MatMul", "x", "w"), node("logits", "Relu", "h"), node("y", "MatMul", "logits", "v")]
+    graph = graph_of(ROWS, body, {"w": weights(6, 8), "v": weights(8, 4)})
+    graph = graph.with_endpoints(None, ["logits", "y"]).with_(
+        extra=onnx.header({name: (DType.FLOAT, Shape(None)) for name in ("logits", "y")})
+    )
+    file = tmp_path / "model.pb"
+    if is_quantized:
+        qk.quantize(graph, [{"x": ROWS}], target="tensorflow", output=file, runs=0)
+    else:
+        qk.save(convert(graph), file)
+    model = qk.load(file)
+    assert sorted(map(str, model.graph.outputs)) == ["logits", "y"]
+    with qk.open_session(graph, "onnxruntime") as session:
+        expected = session.run({"x": ROWS})
+    with qk.open_session(
+        model.graph, "reference" if not find_runtime("tensorflow").available().ok else "tensorflow"
+    ) as session:
+        result = session.run({"x": ROWS})
+    for name, values in expected.items():
+        assert np.abs(result[name] - values).max() < 0.05 * np.abs(values).max()
+
+
 def test_round_trip_adds_no_transposes() -> None:
     before = rewrite(qk.load("digits").graph, "strip_unused_nodes fold_constants fold_old_batch_norms fold_batch_norms")
     after = as_tensorflow(tensorflow_to_onnx.convert(before))

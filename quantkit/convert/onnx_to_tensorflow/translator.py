@@ -103,6 +103,8 @@ class OnnxTranslator:
             raise OnnxConversionError(self.failures)
         outputs = [self._add_output(edge) for edge in graph.outputs]
         inputs = [self.values[edge, PLAIN] for edge in graph.inputs]
+        if not self.scope:
+            self._separate_outputs(outputs)
         library = Library[Graph]().with_(*self.functions.values())
         return Graph.of(self.nodes.values(), inputs, outputs, versions=VERSIONS, library=library)
 
@@ -128,6 +130,27 @@ class OnnxTranslator:
         if name is None or value == Edge(name):
             return value
         return self.add_node(name, "Identity", [value], T=self.types[value])
+
+    def _separate_outputs(self, outputs: Iterable[Edge]) -> None:
+        """Add an Identity op for each output that other nodes consume; it takes the name of the output.
+
+        A GraphDef has no names of outputs: programs find them as the nodes without consumers.
+        """
+        consumed = {edge.node for node in self.nodes.values() for edge in node.inputs}
+        moved: dict[str, str] = {}
+        for edge in outputs:
+            if edge.node in consumed and not edge.port and self.nodes[edge.node].op != "Placeholder":
+                moved[edge.node] = self._free_name(f"{edge.node}/value", moved.values())
+
+        def rename(node: Node) -> Node:
+            inputs = tuple(Edge(moved.get(edge.node, edge.node), edge.port) for edge in node.inputs)
+            controls = tuple(moved.get(name, name) for name in node.controls)
+            return node.with_(name=moved.get(node.name, node.name), inputs=inputs, controls=controls)
+
+        if moved:
+            self.nodes = {node.name: node for node in map(rename, self.nodes.values())}
+        for name, value in moved.items():
+            self.nodes[name] = Node(name, "Identity", (Edge(value),), attrs={"T": self.types[Edge(name)]})
 
     # Names
 
