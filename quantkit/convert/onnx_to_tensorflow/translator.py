@@ -134,12 +134,14 @@ class OnnxTranslator:
     def _separate_outputs(self, outputs: Iterable[Edge]) -> None:
         """Add an Identity op for each output that other nodes consume; it takes the name of the output.
 
-        A GraphDef has no names of outputs: programs find them as the nodes without consumers.
+        A GraphDef has no names of outputs: programs find them as the nodes without consumers. Outputs that are inputs,
+        and those of a node with several outputs under its own name, keep their node.
         """
         consumed = {edge.node for node in self.nodes.values() for edge in node.inputs}
+        fixed = {edge.node for edge in outputs if edge.port}
         moved: dict[str, str] = {}
         for edge in outputs:
-            if edge.node in consumed and not edge.port and self.nodes[edge.node].op != "Placeholder":
+            if edge.node in consumed - fixed and self.nodes[edge.node].op != "Placeholder":
                 moved[edge.node] = self._free_name(f"{edge.node}/value", moved.values())
 
         def rename(node: Node) -> Node:

@@ -193,5 +193,5 @@ class Percentile(HistogramObserver):
 
 
 def _find_tail(is_beyond: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return which values are beyond a limit, (n,); none if they are not rare."""
+    """Return a mask of the values beyond a limit, (n,); all False if they are not rare."""
     return is_beyond if np.count_nonzero(is_beyond) <= MAX_TAIL * is_beyond.size else np.zeros_like(is_beyond)

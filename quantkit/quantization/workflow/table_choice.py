@@ -22,7 +22,10 @@ def store_tables(conversion: Conversion, trials: Trials, options: Options) -> Co
     rows = {name: graph[graph[name].inputs[0].node].value.shape[0] for name in names}
     reasons = {name: REASON.format(count) for name, count in rows.items()}
     alternative = conversion.decide({name: Decision(name, INT8, reason, COST) for name, reason in reasons.items()})
-    if not trials.is_better(alternative, conversion, policy.MAX_FASTER_LOSS) and not trials.is_good(alternative):
+    failures = len(trials.failures)
+    if not trials.is_better(alternative, conversion, policy.MAX_FASTER_LOSS) and (
+        len(trials.failures) > failures or not trials.is_good(alternative)
+    ):
         return conversion
     first = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     options.on_message(f"the table of {first} is stored in int8: the outputs stay near the float model")

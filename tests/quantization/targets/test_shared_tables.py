@@ -151,3 +151,39 @@ def test_layers_that_share_weights_along_other_axes_are_int8() -> None:
     assert report.census.int8_fraction == 1
     assert report.accuracy.sqnr is not None
     assert report.accuracy.sqnr.worst > 25
+
+
+def table_graph(*, other_use: bool) -> Graph:
+    """Return a Gather of a large table and a product, and optionally a second use of the table."""
+    package = pytest.importorskip("onnx")
+    make, info = package.helper.make_node, package.helper.make_tensor_value_info
+    arrays = {"E": RANDOM.standard_normal((2000, 32)), "w": RANDOM.standard_normal((32, 8))}
+    nodes = [make("Gather", ["E", "ids"], ["e"]), make("MatMul", ["e", "w"], ["y"])]
+    nodes += [make("Mul", ["E", "factor"], ["s"])] if other_use else []
+    graph = package.helper.make_graph(
+        nodes,
+        "g",
+        [info("ids", 7, (1, 7)), *([info("factor", 1, (1,))] if other_use else [])],
+        [info("y", 1, (1, 7, 8)), *([info("s", 1, (2000, 32))] if other_use else [])],
+        [package.numpy_helper.from_array(value.astype(np.float32), name) for name, value in arrays.items()],
+    )
+    model = package.helper.make_model(graph, opset_imports=[package.helper.make_opsetid("", 17)], ir_version=8)
+    return onnx_format.decode(model.SerializeToString())
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("other_use", "options", "is_stored"),
+    [
+        (False, {}, True),
+        (True, {}, False),
+        (False, {"target": "tensorrt"}, False),
+    ],
+)
+def test_tables_with_other_uses_stay_float(other_use: bool, options: dict[str, Any], is_stored: bool) -> None:
+    messages: list[str] = []
+    factor = {"factor": np.ones(1, np.float32)} if other_use else {}
+    samples = [{"ids": RANDOM.integers(0, 2000, (1, 7)), **factor} for _ in range(24)]
+    result = qk.quantize(table_graph(other_use=other_use), samples, runs=0, on_message=messages.append, **options)
+    assert result.plan.tables == (("e",) if is_stored else ())
+    assert any("table of e" in message for message in messages) == is_stored

@@ -380,7 +380,7 @@ def test_an_interrupted_search_resumes(
     measured: list[Conversion] = []
 
     def measure(conversion: Conversion, reference: FloatReference) -> Loss:
-        if len(measured) == 2:
+        if len(measured) == 1:
             raise KeyboardInterrupt
         measured.append(conversion)
         return Loss(0.6, 0.1)

@@ -80,11 +80,19 @@ class OnnxTarget(Target, RuntimeRules):
         # A table that is also the weights of a layer is stored once, with their scales.
         shapes = [sorted(graph[name].value.shape) for name in plan.weights]
         tables = {
-            node.name: graph.constant_of(node.inputs[0])
+            node.name: node.inputs[0]
             for node in graph.nodes.values()
             if node.op == "Gather" and not node.attrs.get("axis") and node.name not in plan.pass_through
         }
-        return [name for name, table in tables.items() if _is_large(table) and sorted(table.shape) not in shapes]
+        return [
+            name
+            for name, edge in tables.items()
+            if _is_large(table := graph.constant_of(edge))
+            and sorted(table.shape) not in shapes
+            and edge.node not in graph.endpoint_names
+            # Another consumer would keep the float table in the file.
+            and all(tables.get(use.node.name) == edge for use in graph.node_uses.get(edge.node, ()))
+        ]
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         quantized, runtime = concatenate_integers(native.convert(graph, plan, ranges)), plan.scheme.runtime

@@ -11,8 +11,9 @@ from quantkit.ir.tensor import Tensor
 from quantkit.ops.table import LAYER, Fact, find_ops
 
 EXTREMES = frozenset({"ReduceMax", "ReduceMin"})
-# Ops that OpenVINO does not fuse with the op before them.
-SEPARATE_OPS = find_ops(LAYER | Fact.RECURRENT, "onnx") | {"DequantizeLinear", "QuantizeLinear", "Max"}
+# Ops that OpenVINO does not fuse with the op before them. Values before a Cast or a Gather may be integers.
+SEPARATE_OPS = find_ops(LAYER | Fact.RECURRENT, "onnx")
+SEPARATE_OPS |= {"DequantizeLinear", "QuantizeLinear", "Max", "Cast", "Gather"}
 
 
 def separate_extremes(graph: Graph) -> Graph:

@@ -39,7 +39,7 @@ def hide_sizes(graph: Graph) -> Graph:
                 zero,
                 Node(prefix, "Shape", node.inputs[:1]),
                 Node(maximum, "Max", (Edge(prefix), Edge(zero.name))),
-                Node(view, "Reshape", (node.inputs[0], Edge(maximum)), attrs={"allowzero": 1}),
+                Node(view, "Reshape", (node.inputs[0], Edge(maximum))),  # 0 copies the size, which is 0 as well
                 node.with_input(0, Edge(view)),
             )
     return draft.graph()

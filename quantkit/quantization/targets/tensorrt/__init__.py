@@ -45,6 +45,9 @@ class TensorRTTarget(OnnxTarget, FileChecks):
     def refinable_layers(self, graph: Graph, plan: Plan) -> Collection[str]:
         return find_padded_layers(graph, plan)
 
+    def find_tables(self, graph: Graph, plan: Plan) -> Collection[str]:
+        return ()  # TensorRT reads int8 only after a QuantizeLinear
+
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
         return {node.name: FUSED for node in graph.nodes.values() if node.op in FUSED_OPS} | find_attention(graph)
 
