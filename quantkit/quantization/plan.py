@@ -25,7 +25,7 @@ from quantkit.formats.documents import check_structure, read_json
 from quantkit.formats.files import write_whole
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ops.roles import find_roles
-from quantkit.quantization.precision.decision import COST, INT8, Decision
+from quantkit.quantization.precision.decision import INT8, Decision
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.spec import Spec
@@ -145,7 +145,7 @@ class Plan:
     @property
     def tables(self) -> tuple[str, ...]:
         """Gather nodes whose tables are stored in int8, one scale for each row."""
-        return tuple(name for name, decision in self.refined.items() if decision.source == COST)
+        return tuple(name for name, decision in self.refined.items() if decision.stores_table)
 
     @cached_property
     def float_fallbacks(self) -> Mapping[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inline_clusters import use_inline_workers
 from PIL import Image
 from records import example, write_records
 
@@ -26,7 +27,7 @@ from quantkit.data.dataset import FileDataset
 from quantkit.data.packing import pack, read_index, verify
 from quantkit.data.packing.pickles import read_pickle
 from quantkit.data.packing.workflow import parse_size
-from quantkit.errors import CheckError, InputError, UsageError
+from quantkit.errors import CheckError, InputError, UnavailableError, UsageError
 from quantkit.formats.tfrecord import parse_example, read_record, record_offsets
 
 CLASSES = ("cat", "dog", "owl")
@@ -140,6 +141,16 @@ def test_killed_packing_is_resumed_with_the_same_bytes(images: Path, tmp_path: P
     again = pack(images, folder, shard_size=600)
     assert again.written == ()
     assert "all shards were complete" in str(again)
+
+
+def test_a_lost_worker_is_reported_with_the_way_to_resume(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_inline_workers(monkeypatch, lambda message: message is not None, "data.packing.pool")
+    with pytest.raises(UnavailableError, match="was ended by SIGKILL") as lost:
+        pack(images, tmp_path / "shards", shard_size=600, workers=2)
+    assert lost.value.hint.startswith("the system ends the largest process when memory runs out")
+    assert "run the same command to resume; fewer --workers need less memory" in lost.value.hint
 
 
 def test_changed_source_rewrites_only_its_shard(images: Path, tmp_path: Path) -> None:

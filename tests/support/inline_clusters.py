@@ -1,12 +1,14 @@
 """Cluster whose workers run in this process, with scripted losses of workers."""
 
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from quantkit.workers.child import describe_exit
 from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
 from quantkit.workers.service import Response, Service, ServiceSpec, WorkerResources, respond
 
@@ -33,7 +35,7 @@ class InlineWorker(Worker):
     def receive(self) -> Response:
         self.cluster.messages.append(self.message)
         if self.cluster.is_lost(self.message):
-            raise WorkerLostError("the process was ended by SIGKILL")
+            raise WorkerLostError(*describe_exit(-signal.SIGKILL, ""))
         return respond(self.request)
 
     def close(self) -> None:
@@ -75,14 +77,16 @@ class InlineCluster(Cluster):
 
 
 def use_inline_workers(
-    monkeypatch: pytest.MonkeyPatch, is_lost: Callable[[Any], bool] = lambda message: False
+    monkeypatch: pytest.MonkeyPatch,
+    is_lost: Callable[[Any], bool] = lambda message: False,
+    module: str = "batch_inference.workflow",
 ) -> InlineCluster:
-    """Run the workers of `quantkit.run` in this process: the start of a process takes most of the time of a run."""
+    """Run the workers of a verb in this process: the start of a process takes most of the time of a run."""
     cluster = InlineCluster(is_lost)
 
     @contextmanager
     def open_inline(options: object) -> Iterator[InlineCluster]:
         yield cluster
 
-    monkeypatch.setattr("quantkit.batch_inference.workflow.open_cluster", open_inline)
+    monkeypatch.setattr(f"quantkit.{module}.open_cluster", open_inline)
     return cluster

@@ -10,6 +10,7 @@ from quantkit.data.packing.plan import ShardTask
 from quantkit.data.packing.writer import Shard, write_shard
 from quantkit.errors import QuantkitError
 from quantkit.workers import ClusterOptions, ServiceSpec, Task, WorkerResources, WorkerUsage, open_cluster, run_tasks
+from quantkit.workers.cluster import WorkerLostError
 
 
 def write_all(
@@ -101,7 +102,9 @@ class _Callbacks:
         return ()
 
     def on_failure(self, task: Task, error: QuantkitError) -> tuple[Task, ...]:
-        error.hint = error.hint or "run the same command to resume; fewer --workers need less memory"
+        if isinstance(error, WorkerLostError):
+            resume = "run the same command to resume; fewer --workers need less memory"
+            error.hint = f"{error.hint}; {resume}" if error.hint else resume
         raise error
 
     def on_report(self, usage: Sequence[WorkerUsage]) -> None:

@@ -115,7 +115,7 @@ class NodeAnnotation:
 
     def find_tables(self) -> dict[str, Spec]:
         """Return the number format of each table that the caller stores in int8, with one scale for each row."""
-        tables = [self.graph[name].inputs[0].node for name, decision in self.refined.items() if decision.source == COST]
+        tables = [self.graph[name].inputs[0].node for name, decision in self.refined.items() if decision.stores_table]
         return dict.fromkeys(tables, Spec(DType.QINT8, symmetric=True, per_channel=True, axes=(0,)))
 
     def decide_all(

@@ -39,6 +39,11 @@ class Decision:
         """True for int8 in another form than that of the scheme: more precise, because of the error, or smaller."""
         return self.precision == INT8 and self.source in (ERROR, COST)
 
+    @property
+    def stores_table(self) -> bool:
+        """True for a table of a Gather node in int8: it saves size, not time."""
+        return self.precision == INT8 and self.source == COST
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values by attribute."""
         return asdict(self)

@@ -21,7 +21,7 @@ def hide_sizes(graph: Graph) -> Graph:
     convolution with a second consumer then loses the bias. OpenVINO cannot infer the sizes after a Max. For a
     recurrent layer it computes the sizes of the input itself. Graphs without such a convolution do not change.
     """
-    if not any(node.op == "Conv" and _has_quantized_weights(graph, node) for node in graph.nodes.values()):
+    if not any(node.op == "Conv" and _has_int8_weights_and_bias(graph, node) for node in graph.nodes.values()):
         return graph
     draft = Draft(graph)
     shapes = infer_shapes(graph)
@@ -45,6 +45,6 @@ def hide_sizes(graph: Graph) -> Graph:
     return draft.graph()
 
 
-def _has_quantized_weights(graph: Graph, layer: Node) -> bool:
+def _has_int8_weights_and_bias(graph: Graph, layer: Node) -> bool:
     """Return True for a layer with int8 weights and a bias."""
     return len(layer.inputs) > BIAS_INDEX and graph[layer.inputs[1].node].op == "DequantizeLinear"
