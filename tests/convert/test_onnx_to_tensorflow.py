@@ -288,6 +288,24 @@ def test_outputs_that_other_nodes_consume_stay_outputs_of_the_file(is_quantized:
         assert np.abs(result[name] - values).max() < 0.05 * np.abs(values).max()
 
 
+def test_outputs_of_one_node_stay_outputs_if_one_is_consumed() -> None:
+    package = pytest.importorskip("onnx")
+    make, info = package.helper.make_node, package.helper.make_tensor_value_info
+    nodes = [make("Split", ["x"], ["a", "a:1"], name="a", axis=1), make("Relu", ["a"], ["r"], name="r")]
+    outputs = [info(name, 1, (3, 3)) for name in ("a", "a:1", "r")]
+    model = package.helper.make_model(
+        package.helper.make_graph(nodes, "g", [info("x", 1, (3, 6))], outputs),
+        opset_imports=[package.helper.make_opsetid("", 13)],
+        ir_version=8,
+    )
+    converted = convert(onnx.decode(model.SerializeToString()))
+    with qk.open_session(converted, "reference") as session:
+        first, second, positive = session.run({"x": ROWS}).values()
+    assert np.array_equal(first, ROWS[:, :3])
+    assert np.array_equal(second, ROWS[:, 3:])
+    assert np.array_equal(positive, np.maximum(ROWS[:, :3], 0))
+
+
 def test_round_trip_adds_no_transposes() -> None:
     before = rewrite(qk.load("digits").graph, "strip_unused_nodes fold_constants fold_old_batch_norms fold_batch_norms")
     after = as_tensorflow(tensorflow_to_onnx.convert(before))
