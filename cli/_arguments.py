@@ -1,13 +1,12 @@
 """Flags that several commands share, and the functions that parse their values."""
 
-import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
-from math import isfinite
 from typing import Any
 
 from quantkit.arguments import (
+    Requirement,
     keywords_of,
     parse_duration,
     parse_percentage,
@@ -157,9 +156,9 @@ def add_output_flags(parser: ArgumentParser) -> None:
     flags.add_argument("--debug", action="store_true", default=SUPPRESS, help="print the traceback of an error")
 
 
-def add_boolean(parser: ArgumentParser, name: str, text: str, *, default: bool = False) -> None:
+def add_boolean(parser: ArgumentParser, name: str, text: str) -> None:
     """Add a flag in TensorFlow's three spellings: ``--name``, ``--name=true`` and ``--name=false``."""
-    parser.add_argument(name, help=text, **_spelled_boolean(default=default))
+    parser.add_argument(name, help=text, **_spelled_boolean(default=False))
 
 
 def _spelled_boolean(*, default: bool) -> dict[str, Any]:
@@ -199,47 +198,52 @@ def parse_boolean(text: str) -> bool:
     return text.lower() in ("true", "1")
 
 
-def parse_natural(text: str) -> int:
-    """Parse an integer of at least 0."""
+def _parser(read: Callable[[str], Any], check: Requirement, clause: str) -> Callable[[str], Any]:
+    """Return a parser of the values of a flag.
+
+    Args:
+        read: parser without bounds.
+        check: check of the parsed value, that of the option.
+        clause: predicate of the message about a wrong text.
+    """
+
+    def parse(text: str) -> Any:
+        try:
+            value = read(text)
+            check(value=value)
+        except (ValueError, UsageError):
+            raise ArgumentTypeError(f"{text!r} is {clause}") from None
+        return value
+
+    return parse
+
+
+def _read_integer(text: str) -> int:
     if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
+        raise ValueError(text)
     return int(text)
+
+
+def _read_numbers(text: str) -> float | tuple[float, ...]:
+    numbers = tuple(float(number) for number in text.split(","))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+parse_natural = _parser(_read_integer, require_natural, "not a whole number from 0")
+parse_positive = _parser(_read_integer, require_positive, "not a whole number from 1")
+parse_fraction = _parser(float, require_fraction, "not a fraction such as 0.985")
+parse_number = _parser(float, require_number, "not a finite number")
+parse_ratio = _parser(float, require_ratio, "not a ratio such as 1.5")
+parse_seconds = _parser(parse_duration, require_number, "not a time such as 90s or 10m, up to 8760h")
+_parse_numbers = _parser(
+    _read_numbers, require_numbers, "neither a number nor a list of numbers such as 123.68,116.78,103.94"
+)
+_parse_divisors = _parser(_parse_numbers, require_divisors, "not a number to divide by")
 
 
 def _parse_size(text: str) -> int | None:
     """Parse a size in pixels; 0 counts as absent, as in label_image."""
     return parse_natural(text) or None
-
-
-def parse_positive(text: str) -> int:
-    """Parse an integer of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def parse_fraction(text: str) -> float:
-    """Parse a fraction in [0, 1]."""
-    if not re.fullmatch(r"0?\.\d+|0|1(\.0*)?", text):
-        raise ArgumentTypeError(f"{text!r} is not a fraction such as 0.985")
-    return float(text)
-
-
-def parse_number(text: str) -> float:
-    """Parse a finite number."""
-    try:
-        if isfinite(number := float(text)):
-            return number
-    except ValueError:
-        pass
-    raise ArgumentTypeError(f"{text!r} is not a finite number")
-
-
-def parse_ratio(text: str) -> float:
-    """Parse a ratio of at least 0."""
-    if not re.fullmatch(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?", text):
-        raise ArgumentTypeError(f"{text!r} is not a ratio such as 1.5")
-    return float(text)
 
 
 def parse_interval_width(text: str) -> float:
@@ -248,31 +252,6 @@ def parse_interval_width(text: str) -> float:
         return parse_percentage(text, "the width")
     except UsageError as error:
         raise ArgumentTypeError(error.message) from None
-
-
-def parse_seconds(text: str) -> float:
-    """Parse a positive time such as ``90s``, ``10m`` or ``1h``; a plain number counts seconds."""
-    try:
-        return parse_duration(text)
-    except UsageError:
-        raise ArgumentTypeError(f"{text!r} is not a time such as 90s or 10m, up to 8760h") from None
-
-
-def _parse_numbers(text: str) -> float | tuple[float, ...]:
-    try:
-        numbers = tuple(float(number) for number in text.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or not all(map(isfinite, numbers)):
-        raise ArgumentTypeError(f"{text!r} is neither a number nor a list of numbers such as 123.68,116.78,103.94")
-    return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _parse_divisors(text: str) -> float | tuple[float, ...]:
-    numbers = _parse_numbers(text)
-    if 0 in (numbers if isinstance(numbers, tuple) else (numbers,)):
-        raise ArgumentTypeError(f"{text!r} is not a number to divide by")
-    return numbers
 
 
 # Parser of the text of a flag, by the check of its option; other texts are values.

@@ -1,6 +1,6 @@
 """``quantkit transform``: rewrite a graph with a recipe; also the call of the 2016 Graph Transform Tool."""
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from quantkit.recipes import transform
 from quantkit.recipes.named import find_recipe, parse_transforms
 from quantkit.recipes.workflow import TransformOptions, VerificationOptions
 
-from ._arguments import add_boolean, add_model_flags, add_options, options_of, parse_names
+from ._arguments import add_boolean, add_model_flags, add_options, options_of, parse_fraction, parse_names
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_options(parser, TransformOptions, since="trace", until="plugins")
     flags = parser.add_argument_group("verification")
-    add_options(flags, VerificationOptions, tolerance={"type": _parse_tolerance})
+    add_options(flags, VerificationOptions, tolerance={"type": parse_fraction})
     add_options(parser, ShapeOptions)
     add_model_flags(parser, parse_endpoints=str)
 
@@ -108,13 +108,3 @@ def _implied_format(args: Namespace, path: str) -> str | None:
     is_folder = path.endswith("/") or Path(path).is_dir()
     is_known = is_folder or Path(path).suffix.lower() in formats.SUFFIXES
     return "graphdef" if args.out_graph and not is_known else None
-
-
-def _parse_tolerance(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1:
-        raise ArgumentTypeError(f"{text!r} is not a fraction such as 1e-5")
-    return number

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from inspect import CO_VARARGS, CO_VARKEYWORDS, unwrap
 from math import isfinite
@@ -92,24 +93,33 @@ def without_none(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _requirement(kind: str, is_valid: Callable[[Any], bool], allowed: str, example: object) -> Callable[..., None]:
-    """Return a function that checks each of its keyword arguments, and raises `UsageError` with their name and value.
+@dataclass(frozen=True)
+class Requirement:
+    """Check of each of its keyword arguments.
 
-    Args:
-        kind: kind of the valid values, for the documentation.
+    Attributes:
         is_valid: check of one value.
         allowed: valid values, for the message.
-        example: a valid value, for the hint.
+        hint: remedy, with ``{name}`` for the name of the argument.
+        shows_value: True if the message has the wrong text or number, False if it has its type.
     """
 
-    def require(**arguments: Any) -> None:
-        for name, value in arguments.items():
-            if not is_valid(value):
-                shown = repr(value) if isinstance(value, str | int | float | None) else type_name(value)
-                raise UsageError(f"{name} is {shown}, and must be {allowed}", hint=f"for example {name}={example!r}")
+    is_valid: Callable[[Any], bool]
+    allowed: str
+    hint: str
+    shows_value: bool = True
 
-    require.__doc__ = f"Check that each argument is {kind}.\n\nRaises:\n    UsageError: an argument is not.\n"
-    return require
+    def __call__(self, **arguments: Any) -> None:
+        """Check all arguments.
+
+        Raises:
+            UsageError: an argument is not valid.
+        """
+        for name, value in arguments.items():
+            if not self.is_valid(value):
+                has_value = self.shows_value and isinstance(value, str | int | float | None)
+                shown = repr(value) if has_value else type_name(value)
+                raise UsageError(f"{name} is {shown}, and must be {self.allowed}", hint=self.hint.format(name=name))
 
 
 def _is_integer(value: Any) -> bool:
@@ -131,35 +141,35 @@ def _as_list(value: Any) -> list[Any]:
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
-require_natural = _requirement(
-    "an integer of at least 0", lambda value: _is_integer(value) and value >= 0, "a whole number from 0", 0
+def _is_name_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, bytes | dict)
+
+
+require_natural = Requirement(
+    lambda value: _is_integer(value) and value >= 0, "a whole number from 0", "for example {name}=0"
 )
-require_positive = _requirement(
-    "an integer of at least 1",
-    lambda value: _is_integer(value) and 1 <= value <= sys.maxsize,
-    "a whole number from 1",
-    1,
+require_positive = Requirement(
+    lambda value: _is_integer(value) and 1 <= value <= sys.maxsize, "a whole number from 1", "for example {name}=1"
 )
-require_number = _requirement("a finite number", _is_number, "a finite number", 1.0)
-require_ratio = _requirement(
-    "a finite number of at least 0", lambda value: _is_number(value) and value >= 0, "a number from 0", 0.01
+require_number = Requirement(_is_number, "a finite number", "for example {name}=1.0")
+require_ratio = Requirement(
+    lambda value: _is_number(value) and value >= 0, "a number from 0", "for example {name}=0.01"
 )
-require_numbers = _requirement(
-    "a finite number, or a sequence of finite numbers",
-    _are_numbers,
-    "a finite number, or a list of finite numbers",
-    1.0,
-)
-require_divisors = _requirement(
-    "a finite number other than 0, or a sequence of such numbers",
+require_numbers = Requirement(_are_numbers, "a finite number, or a list of finite numbers", "for example {name}=1.0")
+require_divisors = Requirement(
     lambda value: _are_numbers(value) and 0 not in _as_list(value),
     "a number other than 0, or a list of such numbers",
-    128.0,
+    "for example {name}=128.0",
 )
-require_fraction = _requirement(
-    "a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1", 0.01
+require_fraction = Requirement(
+    lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1", "for example {name}=0.01"
 )
-require_flag = _requirement("True or False", lambda value: isinstance(value, bool), "True or False", True)
+require_flag = Requirement(lambda value: isinstance(value, bool), "True or False", "for example {name}=True")
+require_text = Requirement(lambda value: isinstance(value, str), "a str", "pass one name as {name}", shows_value=False)
+require_names = Requirement(_is_name_list, "a list of names", 'for example {name}=["NAME"]', shows_value=False)
+require_callable = Requirement(
+    callable, "a function", "pass a function with one parameter, or omit {name}", shows_value=False
+)
 
 
 def as_numbers(value: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
@@ -176,17 +186,6 @@ def as_numbers(value: float | Sequence[float] | None) -> float | tuple[float, ..
     return numbers[0] if len(numbers) == 1 else numbers
 
 
-def require_text(**arguments: Any) -> None:
-    """Check that each argument is a string.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        if not isinstance(value, str):
-            raise UsageError(f"{name} is {type_name(value)}, and must be a str", hint=f"pass one name as {name}")
-
-
 def require_path(**arguments: Any) -> None:
     """Check that each argument is a path: a string or a `pathlib.Path`.
 
@@ -199,19 +198,6 @@ def require_path(**arguments: Any) -> None:
             raise UsageError(
                 f"{name} is {wrong}, and must be a path",
                 hint=f"pass a str or a pathlib.Path as {name}",
-            )
-
-
-def require_names(**arguments: Any) -> None:
-    """Check that each argument is a name or an iterable of names, not a number or a mapping.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        if not isinstance(value, Iterable) or isinstance(value, bytes | dict):
-            raise UsageError(
-                f"{name} is {type_name(value)}, and must be a list of names", hint=f'for example {name}=["NAME"]'
             )
 
 
@@ -230,20 +216,6 @@ def as_shapes(shapes: Any) -> dict[str, tuple[int, ...]]:
     for name, sizes in sizes_of.items():
         require_positive(**{f"input_shapes[{name!r}][{index}]": size for index, size in enumerate(sizes)})
     return sizes_of
-
-
-def require_callable(**arguments: Any) -> None:
-    """Check that each argument is a function.
-
-    Raises:
-        UsageError: an argument is not.
-    """
-    for name, value in arguments.items():
-        if not callable(value):
-            raise UsageError(
-                f"{name} is {type_name(value)}, and must be a function",
-                hint=f"pass a function with one parameter, or omit {name}",
-            )
 
 
 def require_choice(choices: Iterable[Any], **arguments: Any) -> None:
