@@ -25,14 +25,13 @@ from quantkit.ops.tensorflow.signatures import attribute
 MATRIX_BYTES = 64 << 20
 
 
-def convolve(x: Array, weights: Array, windows: Windows, fill: float = 0) -> Array:
+def convolve(x: Array, weights: Array, windows: Windows) -> Array:
     """Compute a convolution; it is grouped if the weights have fewer input channels than ``x``.
 
     Args:
         x: (n, h, w, c_in).
         weights: (h, w, c_in / groups, c_out), of the same type.
         windows: positions of the windows.
-        fill: value of the padding.
 
     Returns:
         (n, h, w, c_out).
@@ -47,7 +46,7 @@ def convolve(x: Array, weights: Array, windows: Windows, fill: float = 0) -> Arr
     step = max(1, MATRIX_BYTES // max(1, row_bytes))
     output = np.empty((len(x), windows.rows.count, windows.columns.count, c_out), x.dtype)
     for start in range(0, len(x), step):
-        part = windows.pad(x[start : start + step], fill)
+        part = windows.pad(x[start : start + step])
         output[start : start + step] = _multiply(_gather_windows(part, windows), weights)
     return output
 

@@ -8,48 +8,13 @@ from typing import Any
 import numpy as np
 
 from quantkit.ir.tensor import Array, DType
-from quantkit.ops.onnx.kernels.registry import Call, broadcast_size, kernel
+from quantkit.ops.kernels.elementwise import BINARY, UNARY
+from quantkit.ops.onnx.kernels.registry import Call, broadcast_size, has_kernel, kernel
 from quantkit.ops.onnx.types import DTYPES
+from quantkit.ops.table import Fact, find_names, find_ops
 
 # Abramowitz and Stegun 7.1.26 has an error of 1.5e-7 only; math.erf is exact to the last bit of a double.
 _erf = np.vectorize(math.erf, otypes=[np.float64])
-
-_UNARY: dict[str, Callable[[Any], Any]] = {
-    "Abs": np.abs,
-    "Acos": np.arccos,
-    "Acosh": np.arccosh,
-    "Asin": np.arcsin,
-    "Asinh": np.arcsinh,
-    "Atan": np.arctan,
-    "Atanh": np.arctanh,
-    "BitwiseNot": np.invert,
-    "Ceil": np.ceil,
-    "Cos": np.cos,
-    "Cosh": np.cosh,
-    "Erf": lambda x: _erf(x) if x.size else x,
-    "Exp": np.exp,
-    "Floor": np.floor,
-    "Identity": lambda x: x,
-    "IsNaN": np.isnan,
-    "Log": np.log,
-    "Neg": np.negative,
-    "Not": np.logical_not,
-    "Reciprocal": lambda x: 1 / x,
-    "Relu": lambda x: np.maximum(x, x.dtype.type(0)),
-    "Round": np.round,
-    "Sigmoid": lambda x: _sigmoid(x),
-    "Sign": np.sign,
-    "Sin": np.sin,
-    "Sinh": np.sinh,
-    "Softplus": lambda x: np.logaddexp(x, x.dtype.type(0)),
-    "Softsign": lambda x: x / (1 + np.abs(x)),
-    "Sqrt": np.sqrt,
-    "Tan": np.tan,
-    "Tanh": np.tanh,
-    "HardSwish": lambda x: x * np.clip(x / x.dtype.type(6) + x.dtype.type(0.5), 0, 1),
-    "Mish": lambda x: x * np.tanh(np.logaddexp(x, x.dtype.type(0))),
-}
-_BOOLEAN = frozenset({"IsNaN", "Not"})
 
 
 def _sigmoid(x: Array) -> Array:
@@ -57,13 +22,6 @@ def _sigmoid(x: Array) -> Array:
     small = np.exp(-np.abs(x))
     result: Array = np.where(x >= 0, 1, small) / (1 + small)
     return result
-
-
-@kernel(" ".join(_UNARY))
-def _unary(call: Call) -> Array:
-    x = call.array(0)
-    result = np.asarray(_UNARY[call.node.op](x))
-    return result if call.node.op in _BOOLEAN else result.astype(x.dtype, copy=False)
 
 
 def _divide(a: Array, b: Array) -> Array:
@@ -84,29 +42,21 @@ def _power(a: Array, b: Array) -> Array:
     return np.asarray(np.power(a, b) if a.dtype.kind == "f" else np.power(a.astype(np.float64), b))
 
 
+_BROADCAST = {op: BINARY[name] for op, name in find_names(Fact.BINARY, "onnx").items() if name in BINARY}
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    **{op: function for op, function in _BROADCAST.items() if op in find_ops(Fact.BOOLEAN, "onnx")},
+    "Equal": np.equal,
+    "Xor": np.logical_xor,
+}
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": np.add,
+    **{op: function for op, function in _BROADCAST.items() if op not in _COMPARISONS},
     "BitwiseAnd": np.bitwise_and,
     "BitwiseOr": np.bitwise_or,
     "BitwiseXor": np.bitwise_xor,
     "Div": _divide,
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "Mul": np.multiply,
     "Pow": _power,
     "PRelu": lambda x, slope: np.where(x < 0, x * slope, x),
-    "Sub": np.subtract,
     "Sum": np.add,
-}
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "And": np.logical_and,
-    "Equal": np.equal,
-    "Greater": np.greater,
-    "GreaterOrEqual": np.greater_equal,
-    "Less": np.less,
-    "LessOrEqual": np.less_equal,
-    "Or": np.logical_or,
-    "Xor": np.logical_xor,
 }
 
 
@@ -262,3 +212,24 @@ def _along_axis(call: Call, rank: int) -> tuple[Array, Array]:
         shape[call.attr("axis", 1)] = -1
         return scale.reshape(shape if scale.size > 1 else 1), zero.reshape(shape if zero.size > 1 else 1)
     return scale, zero
+
+
+# Kernels of ops that mean the same in TensorFlow, and of other ops without attributes.
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    **{op: UNARY[name] for op, name in find_names(Fact.UNARY, "onnx").items() if name in UNARY and not has_kernel(op)},
+    "BitwiseNot": np.invert,
+    "Erf": lambda x: _erf(x) if x.size else x,
+    "Identity": lambda x: x,
+    "Reciprocal": lambda x: 1 / x,
+    "Sigmoid": _sigmoid,
+    "HardSwish": lambda x: x * np.clip(x / x.dtype.type(6) + x.dtype.type(0.5), 0, 1),
+    "Mish": lambda x: x * np.tanh(np.logaddexp(x, x.dtype.type(0))),
+}
+_BOOLEAN = frozenset({"IsNaN", "Not"})
+
+
+@kernel(" ".join(_UNARY))
+def _unary(call: Call) -> Array:
+    x = call.array(0)
+    result = np.asarray(_UNARY[call.node.op](x))
+    return result if call.node.op in _BOOLEAN else result.astype(x.dtype, copy=False)
