@@ -156,8 +156,7 @@ def _softmax(translator: OnnxTranslator, node: Node) -> None:
 @converts(" ".join(BINARY))
 def _binary(translator: OnnxTranslator, node: Node) -> None:
     op = BINARY[node.op]
-    can_be_nhwc = all(translator.rank(edge) == 4 or translator.constant_of(edge) is not None for edge in node.inputs)
-    layout = NHWC if can_be_nhwc and any(map(translator.is_nhwc, node.inputs)) else PLAIN
+    layout = _common_layout(translator, node.inputs)
     inputs = [_operand(translator, edge, layout) for edge in node.inputs]
     while len(inputs) > 2:
         inputs[:2] = [translator.add_intermediate(node, f"of_{len(inputs)}", op, inputs[:2])]

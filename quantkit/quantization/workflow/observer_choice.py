@@ -6,7 +6,7 @@ correction removes the mean error of rounded weights, which may have canceled th
 include a correction of both, and no correction.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -70,30 +70,31 @@ def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> C
     return best
 
 
+def _with_ranges(conversion: Conversion, trials: Trials, compute: Callable[[], Ranges]) -> Conversion | None:
+    """Return the conversion with other ranges; None if they cannot be computed, because a graph does not run."""
+    try:
+        return replace(conversion, ranges=compute())
+    except QuantkitError as error:
+        trials.report_failure(error)
+        return None
+
+
 def _with_channel_maxima(conversion: Conversion, trials: Trials, options: Options) -> Conversion | None:
     """Return the conversion with the largest values of all channels; None if no scales can migrate."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
     if not find_scales(graph, plan, ranges, inserts=True):
         return None
-    try:
-        ranges = with_channel_maxima(graph, plan, ranges, trials.reference.feeds, options.runtime)
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return None
-    return replace(conversion, ranges=ranges)
+    feeds = trials.reference.feeds
+    return _with_ranges(conversion, trials, lambda: with_channel_maxima(graph, plan, ranges, feeds, options.runtime))
 
 
 def _with_scales(
     conversion: Conversion, scales: Mapping[Edge, tuple[float, ...]], trials: Trials, options: Options
 ) -> Conversion | None:
     """Return the conversion with migrated scales; None if the result cannot run."""
-    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-    try:
-        migrated = with_migrated_scales(graph, plan, ranges, scales, trials.reference.feeds, options.runtime)
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return None
-    return replace(conversion, ranges=migrated)
+    facts = (conversion.graph, conversion.plan, conversion.ranges)
+    feeds = trials.reference.feeds
+    return _with_ranges(conversion, trials, lambda: with_migrated_scales(*facts, scales, feeds, options.runtime))
 
 
 def choose_bias_correction(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -120,12 +121,12 @@ def choose_bias_correction(conversion: Conversion, trials: Trials, options: Opti
 def _with_mean_errors(conversion: Conversion, trials: Trials, options: Options) -> Conversion | None:
     """Return the conversion with a correction of the mean errors of activations; None if they cannot be measured."""
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-    try:
+
+    def compute() -> Ranges:
         mean_errors = measure_mean_errors(graph, plan, ranges, trials.samples.feeds, options.runtime)
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return None
-    return replace(conversion, ranges=replace(ranges, mean_errors=mean_errors))
+        return replace(ranges, mean_errors=mean_errors)
+
+    return _with_ranges(conversion, trials, compute)
 
 
 def _with_extremes(conversion: Conversion) -> Conversion:

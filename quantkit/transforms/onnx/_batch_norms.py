@@ -62,43 +62,52 @@ def _fold_norm(graph: Graph, root: Node) -> Rewritten:
 
 
 def _fold_factor(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
-    if root.name in graph.input_names or len(root.inputs) != 2:
-        return None
-    for slot in (1, 0) if root.op == "Mul" else (1,):
-        factor = graph.constant_of(root.inputs[slot])
-        if factor is None or root.inputs[slot].node in graph.input_names:
-            continue
-        layer = find_layer(graph, root.inputs[1 - slot], root, scales=True)
-        if not isinstance(layer, LinearLayer):
-            return layer
-        values = layer.channel_values(factor, _rank(facts, layer))
-        if values is None:
-            return Skip(f"{root.inputs[slot]} is not one factor per channel of {layer.node.name}")
-        with np.errstate(all="ignore"):
-            scale = 1 / values.astype(np.float64) if root.op == "Div" else values
-        return _fold(layer, scale, None)
-    return None
+    pair = _find_constant(facts, graph, root, "Mul", "factor")
+    if not isinstance(pair, tuple):
+        return pair
+    layer, values = pair
+    with np.errstate(all="ignore"):
+        scale = 1 / values.astype(np.float64) if root.op == "Div" else values
+    return _fold(layer, scale, None)
 
 
 def fold_offset(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
     """Fold a constant that is added to a layer, or subtracted from it, into the bias of the layer."""
+    pair = _find_constant(facts, graph, root, "Add", "value")
+    if not isinstance(pair, tuple):
+        return pair
+    layer, values = pair
+    signed = -values if root.op == "Sub" else values
+    if layer.has_bias_input:
+        return _fold(layer, None, signed)
+    return _as_gemm(graph, layer, root, signed) if _rank(facts, layer) == 2 else None
+
+
+def _find_constant(
+    facts: GraphFacts, graph: Graph, root: Node, commutative: str, noun: str
+) -> tuple[LinearLayer, Array] | Skip | None:
+    """Return the layer before an op with a constant, and the constant by channel.
+
+    Args:
+        facts: facts about the graph.
+        graph: current graph.
+        root: the op.
+        commutative: op type whose first input may be the constant.
+        noun: term for an element of the constant, for the reason.
+    """
     if root.name in graph.input_names or len(root.inputs) != 2:
         return None
-    for slot in (1, 0) if root.op == "Add" else (1,):
-        offset = graph.constant_of(root.inputs[slot])
-        if offset is None or root.inputs[slot].node in graph.input_names:
+    for slot in (1, 0) if root.op == commutative else (1,):
+        constant = graph.constant_of(root.inputs[slot])
+        if constant is None or root.inputs[slot].node in graph.input_names:
             continue
-        layer = find_layer(graph, root.inputs[1 - slot], root, scales=False)
+        layer = find_layer(graph, root.inputs[1 - slot], root, scales=commutative == "Mul")
         if not isinstance(layer, LinearLayer):
             return layer
-        rank = _rank(facts, layer)
-        values = layer.channel_values(offset, rank)
+        values = layer.channel_values(constant, _rank(facts, layer))
         if values is None:
-            return Skip(f"{root.inputs[slot]} is not one value per channel of {layer.node.name}")
-        signed = -values if root.op == "Sub" else values
-        if layer.has_bias_input:
-            return _fold(layer, None, signed)
-        return _as_gemm(graph, layer, root, signed) if rank == 2 else None
+            return Skip(f"{root.inputs[slot]} is not one {noun} per channel of {layer.node.name}")
+        return layer, values
     return None
 
 
