@@ -11,22 +11,25 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import quantkit.runtimes.tensorflow_library as tensorflow
 from quantkit.convert import tensorflow_to_onnx
 from quantkit.convert.batch_norms import replace_old_batch_norms
 from quantkit.convert.cache import convert_cached
-from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
 from quantkit.distribution import install_command
-from quantkit.errors import FallbackWarning, UnavailableError
+from quantkit.errors import FallbackWarning, QuantkitError, UnavailableError
 from quantkit.formats import onnx
 from quantkit.formats.metadata import text_of, with_text
-from quantkit.ir.graph import Edge, Graph, constant
+from quantkit.ir.graph import Edge, Graph, Node, constant
+from quantkit.ir.rewrite import free_name
 from quantkit.ops.kernels import evaluate
+from quantkit.ops.semantics import LOOP_OPS
 from quantkit.runtimes.availability import find_package
 
+LIST_OP = "TensorListReserve"
 OPSET = 17
 # Version of the code around tf2onnx; it is part of the cache key and grows with each change of that code.
 EDITION = 2
@@ -220,3 +223,50 @@ def _record_errors() -> Iterator[list[logging.LogRecord]]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagate
+
+
+def copy_shared_lists(graph: Graph) -> Graph:
+    """Copy each empty list that several loops start with: tf2onnx removes the list together with the first loop."""
+    changed = []
+    for name in graph.library:
+        try:
+            function = graph.library[name]
+        except QuantkitError:
+            continue
+        body = _copy_shared_lists(function.graph)
+        if body is not function.graph:
+            changed.append(replace(function, graph=body))
+    graph = graph.with_(library=graph.library.with_(*changed)) if changed else graph
+    return _copy_shared_lists(graph)
+
+
+def _copy_shared_lists(graph: Graph) -> Graph:
+    nodes: list[Node] = []
+    used: set[str] = set()
+    for node in graph.nodes.values():
+        if node.op in LOOP_OPS:
+            for index, edge in enumerate(node.inputs):
+                if graph[edge.node].op == LIST_OP and edge.node in used:
+                    copy = graph[edge.node].with_(name=free_name(graph, f"{edge.node}/of/{node.name}/{index}"))
+                    nodes.append(copy)
+                    node = node.with_input(index, Edge(copy.name))
+                used.add(edge.node)
+        nodes.append(node)
+    return graph.with_nodes(nodes) if len(nodes) > len(graph) else graph
+
+
+def set_scalar_loop_inputs(graph: Any) -> None:
+    """Set the shape of iteration number and condition, the first two inputs of each loop body, to a scalar.
+
+    Args:
+        graph: ONNX GraphProto, which is changed in place.
+    """
+    graphs = [graph]
+    for subgraph in graphs:
+        for node in subgraph.node:
+            bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+            graphs.extend(bodies)
+            if node.op_type == "Loop":
+                for body in bodies:
+                    for value in body.input[:2]:
+                        value.type.tensor_type.shape.SetInParent()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from quantkit.convert.tensorflow_to_onnx.affine import affine_of
+from quantkit.convert.tensorflow_to_onnx.cells import affine_of
 from quantkit.ir.graph import Edge
 from quantkit.ir.tensor import Shape
 from quantkit.ir.text import from_text

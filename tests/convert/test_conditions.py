@@ -2,7 +2,7 @@
 
 import pytest
 
-from quantkit.convert.tensorflow_to_onnx.conditions import with_if_nodes
+from quantkit.convert.tensorflow_to_onnx.frames import with_if_nodes
 from quantkit.errors import UnavailableError
 from quantkit.ir.functions import FunctionName
 from quantkit.ir.graph import Graph

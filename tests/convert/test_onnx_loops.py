@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantkit.convert.onnx_loops import copy_shared_lists, set_scalar_loop_inputs
-from quantkit.convert.to_onnx import convert_by_tf2onnx
+from quantkit.convert.to_onnx import convert_by_tf2onnx, copy_shared_lists, set_scalar_loop_inputs
 from quantkit.formats import onnx
 from quantkit.ir.check import verify
 from quantkit.ir.text import from_text

@@ -9,7 +9,7 @@ from work import check_work_is_linear
 from quantkit.errors import GraphError
 from quantkit.ir.check import verify
 from quantkit.ir.text import from_text
-from quantkit.model.importers.state_changes import changes_variables, remove_assignments
+from quantkit.model.importers.freeze import changes_variables, remove_assignments
 
 COUNTS = """inputs: x
 outputs: y

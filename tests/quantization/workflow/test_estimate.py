@@ -11,7 +11,7 @@ from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow.estimate import QuantizationEstimate
 from quantkit.quantization.workflow.estimate import estimate_quantization as estimate_model
 from quantkit.quantization.workflow.planning import convert_uncalibrated
-from quantkit.summary.next_step import recommend_command
+from quantkit.summary.summary import recommend_command
 
 
 def estimate_quantization(graph: Graph) -> QuantizationEstimate:
