@@ -2,14 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from quantkit.errors import UsageError, did_you_mean
 from quantkit.ir.graph import Graph
 from quantkit.ops.roles import find_roles
 
 
-def find_float_nodes(graph: Graph, keep_float: Iterable[str]) -> set[str]:
+def find_float_nodes(graph: Graph, keep_float: Collection[str]) -> set[str]:
     """Return the names of the nodes that ``keep_float`` of a scheme selects.
 
     Args:
@@ -19,7 +19,7 @@ def find_float_nodes(graph: Graph, keep_float: Iterable[str]) -> set[str]:
     Raises:
         UsageError: ``keep_float`` names a node, layer or op type that is not in the graph.
     """
-    scopes = _scope_of_layer(graph)
+    scopes = _scope_of_layer(graph) if keep_float else {}
     return {node for name in keep_float for node in _find_nodes(graph, name, scopes)}
 
 

@@ -37,34 +37,6 @@ QUANTIZED_SUFFIX, FLOAT_SUFFIX = "/eightbit", "/float"
 BIAS_ADD_FACTOR, ZERO = np.float32(1 << 17), np.zeros((), np.float32)
 
 
-def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-    """Return the graph in classic 8-bit ops.
-
-    Args:
-        graph: float graph.
-        plan: plan of ``graph`` with `Scheme.split_patterns`.
-        ranges: ranges of every edge of the plan.
-
-    Raises:
-        InputError: a range is missing.
-    """
-    plan.require_ranges(ranges)
-    # Op types that quantize_nodes does not recognize stay float.
-    masked = _rename_ops(_classic_concats(graph, plan), lambda op: f"{op}{FLOAT_SUFFIX}", _float_nodes(graph, plan))
-    quantized = quantize_nodes(quantize_weights(masked))
-    quantized = _rename_ops(quantized, lambda op: op.removesuffix(FLOAT_SUFFIX), set(quantized.nodes))
-    draft = Draft(quantized)
-    for node in quantized.nodes.values():
-        edge = _dynamic_edge(quantized, node)
-        limits = None if edge is None else _limits(graph, plan, ranges, edge)
-        if limits is not None:
-            low, high = constant(f"{node.name}/low", limits.low), constant(f"{node.name}/high", limits.high)
-            first = 3 if node.op == "Requantize" else 1
-            inputs = (*node.inputs[:first], Edge(low.name), Edge(high.name))
-            draft.replace(node.name, low, high, node.with_(inputs=inputs))
-    return strip_unused_nodes(merge_duplicate_nodes(draft.graph()))
-
-
 def _float_nodes(graph: Graph, plan: Plan) -> set[str]:
     """Return float fallbacks whose op has a classic form, layers, and the constants of only these."""
     quantized = {*plan.pattern_of, *plan.pass_through}
@@ -144,7 +116,21 @@ class EightbitTarget(Target):
     fixed = ("weights", "activations", "signed_activations")
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        return convert(graph, plan, ranges)
+        plan.require_ranges(ranges)
+        # Op types that quantize_nodes does not recognize stay float.
+        masked = _rename_ops(_classic_concats(graph, plan), lambda op: f"{op}{FLOAT_SUFFIX}", _float_nodes(graph, plan))
+        quantized = quantize_nodes(quantize_weights(masked))
+        quantized = _rename_ops(quantized, lambda op: op.removesuffix(FLOAT_SUFFIX), set(quantized.nodes))
+        draft = Draft(quantized)
+        for node in quantized.nodes.values():
+            edge = _dynamic_edge(quantized, node)
+            limits = None if edge is None else _limits(graph, plan, ranges, edge)
+            if limits is not None:
+                low, high = constant(f"{node.name}/low", limits.low), constant(f"{node.name}/high", limits.high)
+                first = 3 if node.op == "Requantize" else 1
+                inputs = (*node.inputs[:first], Edge(low.name), Edge(high.name))
+                draft.replace(node.name, low, high, node.with_(inputs=inputs))
+        return strip_unused_nodes(merge_duplicate_nodes(draft.graph()))
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
         limits = {edge: _limits(graph, plan, ranges, edge) for edge in plan.activations}

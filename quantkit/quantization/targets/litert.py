@@ -67,26 +67,6 @@ FLOAT = {"T": DType.FLOAT}
 Limits = dict[Edge, Range]
 
 
-def convert(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-    """Return the float graph with a ``FakeQuantWithMinMaxVars`` after every quantized edge.
-
-    Args:
-        graph: float graph.
-        plan: plan of ``graph`` with `Scheme.quantize_outputs`.
-        ranges: ranges of every edge of the plan, shared within its groups.
-    """
-    averages = {node.name: nodes for node, nodes in _replace_averages(graph, plan)}
-    limits = _limits_of(graph, plan, ranges, _clamped_averages(graph, averages))
-    draft = Draft(graph)
-    for name, nodes in averages.items():
-        draft.replace(name, *nodes)
-        limits.update(
-            {Edge(node.name): _include_zero(ranges[Edge(name)]) for node in nodes[:-1] if node.op == DEPTHWISE}
-        )
-    protected = _protect_float_ops(_keep_levels(draft.graph(), plan), plan, limits)
-    return _add_fake_quants(_separate_views(protected, plan, limits), limits)
-
-
 # Weights
 
 
@@ -325,7 +305,17 @@ class LiteRTTarget(Target, WrittenByConverter):
     fixed = ("weights", "activations", "signed_activations")
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
-        return convert(graph, plan, ranges)
+        """Return the float graph with a ``FakeQuantWithMinMaxVars`` after every quantized edge."""
+        averages = {node.name: nodes for node, nodes in _replace_averages(graph, plan)}
+        limits = _limits_of(graph, plan, ranges, _clamped_averages(graph, averages))
+        draft = Draft(graph)
+        for name, nodes in averages.items():
+            draft.replace(name, *nodes)
+            limits.update(
+                {Edge(node.name): _include_zero(ranges[Edge(name)]) for node in nodes[:-1] if node.op == DEPTHWISE}
+            )
+        protected = _protect_float_ops(_keep_levels(draft.graph(), plan), plan, limits)
+        return _add_fake_quants(_separate_views(protected, plan, limits), limits)
 
     def edge_parameters(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[Edge, QuantizationParameters]:
         averages = {node.name: nodes for node, nodes in _replace_averages(graph, plan)}

@@ -18,6 +18,7 @@ from quantkit.quantization.workflow.lossy_layers import (
     exclude_lossy_layers,
     exclude_noisy_layers,
     exclude_products,
+    exclude_recurrent_layers,
 )
 from quantkit.quantization.workflow.observer_choice import (
     choose_bias_correction,
@@ -38,6 +39,7 @@ CHOICES = (
     add_zero_points,
     choose_observer,
     choose_scales,
+    exclude_recurrent_layers,
     exclude_lossy_layers,
     exclude_last_layers,
     exclude_products,

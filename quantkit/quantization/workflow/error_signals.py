@@ -72,10 +72,10 @@ def measure_noise_fractions(
         other: layer that is float together with each of them.
 
     Returns:
-        Fraction by layer, the largest first; empty if the runs have too many MACs, or there is no noise.
+        Fraction by layer, the largest first; empty if the runs have too many MACs, there is no noise, no runtime can
+        run the float graph, no output is real, or the sizes of one depend on values.
 
     Raises:
-        UnavailableError: no runtime can run the float graph, no output is real, or the sizes of one depend on values.
         GraphError: a runtime rejects the float graph.
     """
     plan = conversion.plan
@@ -85,17 +85,20 @@ def measure_noise_fractions(
     num_runs = min(count_runs(reference.outputs, reference.states, *sizes), limit)
     if not num_runs:
         return {}
-    with _open_probe(conversion, reference) as run:
-        probe = run(num_runs)
-        total = probe.noise(probe.switched.switches(plan))
-        if not total:
-            return {}
-        fractions = {}
-        for number, layer in enumerate(layers):
-            options.on_progress(Progress("measuring the errors of the layers", number, len(layers)))
-            decisions = as_decisions({each: "to measure its noise" for each in (layer, other) if each}, ERROR)
-            without = probe.switched.switches(conversion.decide(decisions).plan)
-            fractions[layer] = 1 - probe.noise(without) / total
+    try:
+        with _open_probe(conversion, reference) as run:
+            probe = run(num_runs)
+            total = probe.noise(probe.switched.switches(plan))
+            if not total:
+                return {}
+            fractions = {}
+            for number, layer in enumerate(layers):
+                options.on_progress(Progress("measuring the errors of the layers", number, len(layers)))
+                decisions = as_decisions({each: "to measure its noise" for each in (layer, other) if each}, ERROR)
+                without = probe.switched.switches(conversion.decide(decisions).plan)
+                fractions[layer] = 1 - probe.noise(without) / total
+    except UnavailableError:
+        return {}
     return dict(sorted(fractions.items(), key=lambda item: -item[1]))
 
 
@@ -115,7 +118,8 @@ def measure_gains(
         formats of each conversion, (2, outputs). All are relative to the power of the output.
 
     Raises:
-        UnavailableError: the runs have too many MACs, or see `measure_noise_fractions`.
+        UnavailableError: the runs have too many MACs, no runtime can run the float graph, no output is real, or the
+            sizes of one depend on values.
         GraphError: a runtime rejects the float graph.
     """
     noises, totals = list[Floats](), list[Floats]()

@@ -1,14 +1,17 @@
 """Float fallbacks for layers that lose precision, if the outputs are then nearer to the float model."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import ceil
 
-from quantkit.errors import QuantkitError, UnavailableError
+from quantkit.errors import QuantkitError
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.precision import policy
+from quantkit.quantization.precision.cost import predict_costs
 from quantkit.quantization.precision.decision import ERROR, as_decisions
-from quantkit.quantization.report.census import count_node_macs
+from quantkit.quantization.precision.search import TimeCut
+from quantkit.quantization.report.census import count_node_macs, infer_sample_shapes
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.error_signals import measure_noise_fractions
 from quantkit.quantization.workflow.options import Options
@@ -21,6 +24,44 @@ def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Option
     if not reasons or len(reasons) > policy.MAX_LAYERS * len(conversion.plan.patterns) or trials.is_good(conversion):
         return conversion
     return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
+
+
+def exclude_recurrent_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion without unrolled recurrent layers if that reduces the loss much and costs no time.
+
+    Errors accumulate over the steps of such a layer, and no step alone causes most of the noise: all are one trial.
+    Small steps take no more time in float by the table of costs, because each one in int8 needs boundaries.
+    """
+    steps = _find_recurrent_steps(conversion)
+    reasons = dict.fromkeys(steps, "errors of its int8 form accumulate over the steps of a recurrent layer")
+    if not steps or not trials.is_possible or trials.is_good(conversion) or _takes_time(conversion, reasons, trials):
+        return conversion
+    return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
+
+
+def _takes_time(conversion: Conversion, reasons: Mapping[str, str], trials: Trials) -> bool:
+    """Return True if float layers, with the pass-through nodes that become float, add time by the table of costs."""
+    graph, plan = conversion.graph, conversion.plan
+    samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
+    cut = TimeCut(graph, plan, predict_costs(graph, plan, infer_sample_shapes(graph, samples), conversion.runtimes))
+    rest = conversion.decide(as_decisions(reasons, ERROR)).plan
+    floats = cut.costs.kernels.keys() - {*(pattern.layer for pattern in rest.patterns), *rest.pass_through}
+    return cut.seconds(frozenset(floats)) > cut.seconds(frozenset())
+
+
+def _find_recurrent_steps(conversion: Conversion) -> list[str]:
+    """Return the int8 layers that share their weights with a layer whose input depends on one of them."""
+    weights = {pattern.layer: pattern.weights for pattern in conversion.plan.patterns}
+    shared = {constant for constant, count in Counter(weights.values()).items() if constant and count > 1}
+    recurrent: set[str] = set()
+    results: dict[str, frozenset[str]] = {}  # shared weights that each node depends on
+    for name in conversion.graph.order if shared else ():
+        inputs = conversion.graph[name].inputs
+        used = frozenset[str]().union(*(results.get(edge.node, frozenset()) for edge in inputs))
+        applied = shared.intersection({weights.get(name, "")})
+        recurrent |= used & applied
+        results[name] = used | applied
+    return [layer for layer, constant in weights.items() if constant in recurrent]
 
 
 def exclude_products(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
@@ -101,7 +142,7 @@ def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> di
     Raises:
         GraphError: no runtime can run the float graph.
     """
-    if fractions := _measure_fractions(conversion, trials, options):
+    if fractions := measure_noise_fractions(conversion, trials.samples, options):
         return {
             layer: (fraction, f"the int8 form of the layer causes {max(fraction, 0):.0%} of the noise of the outputs")
             for layer, fraction in fractions.items()
@@ -110,16 +151,6 @@ def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> di
         layer: (1.0, f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB")
         for layer, sqnr in _noisiest_layers(conversion)
     }
-
-
-def _measure_fractions(
-    conversion: Conversion, trials: Trials, options: Options, layers: Collection[str] = (), other: str | None = None
-) -> dict[str, float]:
-    """Return the result of `measure_noise_fractions`, empty where the noise of the outputs is not measured."""
-    try:
-        return measure_noise_fractions(conversion, trials.samples, options, layers, other)
-    except UnavailableError:
-        return {}
 
 
 def _exclude_noisy_pair(
@@ -135,7 +166,7 @@ def _exclude_noisy_pair(
     first, second = islice(causes, 2)
     neighbors = _find_neighbors(conversion, first)
     try:
-        fractions = _measure_fractions(conversion, trials, options, neighbors, first) if neighbors else {}
+        fractions = measure_noise_fractions(conversion, trials.samples, options, neighbors, first) if neighbors else {}
     except QuantkitError as error:
         trials.report_failure(error)
         return conversion
@@ -154,28 +185,19 @@ def _find_neighbors(conversion: Conversion, layer: str) -> list[str]:
     """Return the int8 layers that a path without another layer connects with a layer."""
     graph, pattern_of = conversion.graph, conversion.plan.pattern_of
     neighbors: dict[str, None] = {}
-
-    def visit(name: str, *, is_forward: bool) -> None:
-        stack, visited = [name], {name}
+    for is_forward in (True, False):
+        stack, visited = [layer], {layer}
         while stack:
-            node = graph[stack.pop()]
-            near = (
-                [use.node.name for use in graph.node_uses.get(node.name, ())]
-                if is_forward
-                else ([edge.node for edge in node.inputs if edge.node])
-            )
+            name = stack.pop()
+            uses, inputs = graph.node_uses.get(name, ()), graph[name].inputs
+            near = [use.node.name for use in uses] if is_forward else [edge.node for edge in inputs if edge.node]
             for other in near:
-                if other in visited:
-                    continue
-                visited.add(other)
                 pattern = pattern_of.get(other)
-                if pattern is None or pattern.layer == layer:
-                    stack.append(other)
-                else:
+                if other not in visited and pattern is not None and pattern.layer != layer:
                     neighbors[pattern.layer] = None
-
-    visit(layer, is_forward=True)
-    visit(layer, is_forward=False)
+                elif other not in visited:
+                    stack.append(other)
+                visited.add(other)
     return list(neighbors)
 
 

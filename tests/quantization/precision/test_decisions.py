@@ -18,7 +18,7 @@ from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import MAX_NAMES, SOURCES, Decision, ErrorPrediction, explain
 from quantkit.quantization.precision.error import ErrorModel, decibels
 from quantkit.quantization.ranges import Range, Ranges
-from quantkit.quantization.targets.tensorflow import missing_kernels
+from quantkit.quantization.targets.tensorflow import TARGET
 from quantkit.quantization.workflow import planning
 from quantkit.quantization.workflow import trials as trials_module
 from quantkit.quantization.workflow.conversion import Conversion
@@ -111,7 +111,7 @@ def test_a_layer_without_a_kernel_is_float_in_the_plan() -> None:
     )
     plan = annotate(graph, Scheme.for_target("tensorflow"))
     ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
-    assert missing_kernels(graph, plan, ranges).keys() == {"y"}
+    assert TARGET.missing_kernels(graph, plan, ranges).keys() == {"y"}
     conversion = Conversion(graph, plan, ranges).with_kernels()
     assert sources(conversion.plan) == {"y": ("float", "kernel")}
     assert conversion.with_kernels() is conversion
@@ -299,5 +299,5 @@ def test_shapes_are_inferred_once_for_a_graph(monkeypatch: pytest.MonkeyPatch) -
     annotate(graph, SCHEME)
     plan = annotate(graph, SCHEME)
     ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
-    missing_kernels(graph, plan, ranges)
+    TARGET.missing_kernels(graph, plan, ranges)
     assert sum(each is graph for each in graphs) == 1

@@ -14,7 +14,7 @@ from quantkit.ir.tensor import DType, Shape
 from quantkit.ir.text import from_text
 from quantkit.ops.tensorflow.in_place_sums import copy_shared_summands
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate, calibrate
-from quantkit.quantization.targets.tensorflow import convert, missing_kernels
+from quantkit.quantization.targets.tensorflow import TARGET, convert
 from quantkit.quantization.targets.tensorflow.check import check_on_this_host, require_onednn
 from quantkit.quantization.targets.tensorflow.parameters import quantized_name
 from quantkit.runtimes.tensorflow import RUNTIME
@@ -277,7 +277,7 @@ def test_each_pattern_agrees_with_float(name: str) -> None:
     assert {op: quantized.op_counts.get(op, 0) for op in counts} == counts
     assert not {"Conv2D", "DepthwiseConv2dNative", "MatMul"} & set(quantized.op_counts)
     assert not any(op.startswith("_Mkl") for op in quantized.op_counts)
-    assert not missing_kernels(graph, plan, ranges)
+    assert not TARGET.missing_kernels(graph, plan, ranges)
 
 
 @uses_runtime
@@ -439,7 +439,7 @@ def test_shifted_padding_of_unknown_size_stays_float() -> None:
     graph = build.graph(output)
     plan = annotate(graph, Scheme.for_target("tensorflow"))
     ranges = Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)))
-    assert "zero point" in missing_kernels(graph, plan, ranges)["first/layer"]
+    assert "zero point" in TARGET.missing_kernels(graph, plan, ranges)["first/layer"]
     assert convert(graph, plan, ranges).op_counts["Conv2D"] == 1
 
 

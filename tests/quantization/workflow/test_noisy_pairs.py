@@ -4,13 +4,14 @@ from collections.abc import Collection, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quantkit.errors import UnavailableError
 from quantkit.ir.text import from_text
 from quantkit.quantization import Scheme, annotate
 from quantkit.quantization.ranges import Range, Ranges
-from quantkit.quantization.workflow import lossy_layers
+from quantkit.quantization.workflow import error_signals, lossy_layers
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.lossy_layers import exclude_noisy_layers
 from quantkit.quantization.workflow.options import Options
@@ -46,7 +47,7 @@ def test_the_noisiest_layer_is_tried_with_its_noisiest_neighbor(
     measured, tried = [set[str]()], list[set[str]]()
 
     def measure(*arguments: Any) -> dict[str, float]:
-        if not arguments[3]:
+        if len(arguments) == 3:
             return {first: 0.2} | {layer: 0.1 for layer in NEIGHBORS if layer != first}
         layers: Collection[str] = arguments[3]
         assert arguments[4] == first
@@ -75,14 +76,11 @@ def test_the_two_noisiest_layers_are_tried_if_the_noise_of_the_outputs_is_not_me
     conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)), sqnr=sqnr))
     tried: list[set[str]] = []
 
-    def measure(*arguments: Any) -> dict[str, float]:
-        raise UnavailableError("the sizes of an output depend on values")
-
     def is_better(alternative: Conversion, present: Conversion, max_loss: float, layers: Iterable[str]) -> bool:
         tried.append(set(layers))
         return len(tried[-1]) == 2
 
-    monkeypatch.setattr(lossy_layers, "measure_noise_fractions", measure)
+    monkeypatch.setattr(lossy_layers, "measure_noise_fractions", lambda *arguments: {})
     trials: Any = SimpleNamespace(is_good=lambda conversion: False, samples=None, is_better=is_better)
     exclude_noisy_layers(conversion, trials, Options(None))
     noisiest = [plan.patterns[index].layer for index in (1, 3)]
@@ -105,3 +103,20 @@ def test_one_of_two_layers_stays_in_int8(monkeypatch: pytest.MonkeyPatch) -> Non
     trials: Any = SimpleNamespace(is_good=lambda conversion: False, samples=None, is_better=is_better)
     assert exclude_noisy_layers(conversion, trials, Options(None)) is conversion
     assert tried == [{"c1"}, {"c2"}]
+
+
+def test_no_noise_is_measured_where_the_sizes_of_an_output_depend_on_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = from_text(TEXT)
+    plan = annotate(graph, Scheme.for_target("litert"))
+    conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0))))
+    opened: list[Conversion] = []
+
+    def open_probe(conversion: Conversion, reference: Any) -> Any:
+        opened.append(conversion)
+        raise UnavailableError("the sizes of an output depend on values")
+
+    monkeypatch.setattr(error_signals, "_open_probe", open_probe)
+    values = np.zeros((1, 8, 8, 4), np.float32)
+    reference: Any = SimpleNamespace(feeds=[{"x": values}], outputs=[{"y": values}], states={})
+    assert error_signals.measure_noise_fractions(conversion, reference, Options(None)) == {}
+    assert opened == [conversion]

@@ -57,11 +57,6 @@ def convert(graph: Graph, plan: Plan, ranges: Ranges, *, streams: bool = True) -
     return schedule_for_two_threads(quantized, builder.quantized_shapes()) if streams else quantized
 
 
-def missing_kernels(graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
-    """Return planned nodes that stay float because they have no kernel, with the reasons."""
-    return _build(graph, plan, ranges).reasons
-
-
 def _build(graph: Graph, plan: Plan, ranges: Ranges) -> GraphBuilder:
     plan.require_ranges(ranges)
     builder = GraphBuilder(graph, plan, ranges)
@@ -119,7 +114,7 @@ class TensorFlowTarget(Target, KernelChecks):
         return objection or _objection_to_ranks(graph, node, shapes)
 
     def missing_kernels(self, graph: Graph, plan: Plan, ranges: Ranges) -> Mapping[str, str]:
-        return missing_kernels(graph, plan, ranges)
+        return _build(graph, plan, ranges).reasons
 
     def check_host(
         self, graph: Graph, plan: Plan, ranges: Ranges, quantized: Graph, feeds: Mapping[str, Array]
