@@ -27,10 +27,11 @@ def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Option
 
 
 def exclude_recurrent_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without unrolled recurrent layers if that reduces the loss much and costs no time.
+    """Return the conversion without unrolled recurrent layers if that reduces the loss much.
 
     Errors accumulate over the steps of such a layer, and no step alone causes most of the noise: all are one trial.
-    Small steps take no more time in float by the table of costs, because each one in int8 needs boundaries.
+    Only steps that are small enough to take no more time in float, by the table of costs, are tried: each one in int8
+    needs boundaries. The table is one for all runtimes on CPUs, and a runtime may take more time.
     """
     steps = _find_recurrent_steps(conversion)
     reasons = dict.fromkeys(steps, "errors of its int8 form accumulate over the steps of a recurrent layer")
