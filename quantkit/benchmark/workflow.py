@@ -17,7 +17,13 @@ from quantkit.benchmark.host.machine import this_machine
 from quantkit.benchmark.regression import compare_with_saved, read_baseline, read_saved, workload_candidate
 from quantkit.benchmark.results.report import Benchmark
 from quantkit.benchmark.results.speedup import Speedup
-from quantkit.benchmark.sampling.rounds import Compare, SamplingOptions, measure, speedups_over_first
+from quantkit.benchmark.sampling.rounds import (
+    FURTHER_BUDGET,
+    Compare,
+    SamplingOptions,
+    measure,
+    speedups_over_first,
+)
 from quantkit.benchmark.sampling.selection import CandidateOptions, find_saved, select_candidates
 from quantkit.benchmark.verdict import explain_speedup
 from quantkit.errors import UsageError
@@ -40,9 +46,9 @@ class SamplingArguments:
     processes: int | None = option(
         None,
         require_positive,
-        help="processes of each model (default: 3, 5, 10 or 20, until it is clear)",
-        doc="processes of each model, opened in rotated order (default: 3, 5, 10 or 20, until the comparison is clear; "
-        "with ``runs``, 3 to 5)",
+        help="processes of each model (default: 3 to 20, until it is clear or 15 s have passed)",
+        doc="processes of each model, opened in rotated order (default: 3 to 20, until the comparison is clear "
+        "or 15 s have passed; with ``runs``, 3 to 5)",
     )
     interval_width: float | str | None = option(
         None,
@@ -117,7 +123,16 @@ def benchmark(options: BenchmarkOptions) -> Benchmark:
     machine = this_machine() if result is None else result.measurements[0].context.machine
     saved = None if baseline is None else read_baseline(baseline, machine)
     budget = parse_duration(options.time_budget)
-    sampling = SamplingOptions(runs, options.warmup, processes, width, seed=options.seed, time_budget=budget)
+    further = FURTHER_BUDGET if width is None else budget
+    sampling = SamplingOptions(
+        runs,
+        options.warmup,
+        processes,
+        width,
+        seed=options.seed,
+        time_budget=budget,
+        further_budget=further,
+    )
     if result is not None:
         return _with_comparison(result, baseline, saved)
     with temporary_folder() as folder:

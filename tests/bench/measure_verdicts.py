@@ -4,7 +4,7 @@
 
 BEFORE is the root of another work tree of this repository. `benchmark` of the float and the int8 file of a network, and
 `quantize` with its report, run on five networks in both work trees in alternation, each in a new interpreter: as many
-whole rounds as fit into the minutes, and one at least; a comparison that is not clear ends after a minute. Then the
+whole rounds as fit into the minutes, and one at least. Then the
 bundled network is compared with itself, as in `measure_aa.py`, under any load. ``--minutes 0`` keeps the seconds that
 the file has, ``--comparisons 0`` the coverage. Writes `verdicts.json`.
 """
@@ -52,7 +52,7 @@ PROGRAMS = {
 import sys, time
 import quantkit as qk
 start = time.monotonic()
-result = qk.benchmark(sys.argv[1:], time_budget=60)
+result = qk.benchmark(sys.argv[1:])
 print(time.monotonic() - start, result.speedups[1].outcome, result.stop.processes)
 """,
     "quantize": """

@@ -205,7 +205,16 @@ def test_samples_are_distributed_over_processes_and_rounds(
 def test_default_number_of_samples(fake: type[FakeWorker], tiny_model: Path, seconds: str, samples: int) -> None:
     (row,) = measure(candidates(tiny_model, {"SECONDS": seconds}), SamplingOptions()).rows
     assert row.measurement is not None
-    assert len(row.measurement.seconds) == samples * rounds.DEFAULT_PROCESSES
+    further = min(samples, rounds.MAX_FURTHER_SAMPLES) * (rounds.DEFAULT_PROCESSES - rounds.MIN_PROCESSES)
+    assert len(row.measurement.seconds) == samples * rounds.MIN_PROCESSES + further
+
+
+def test_all_models_run_in_the_same_rounds(fake: type[FakeWorker], tiny_model: Path) -> None:
+    """Rounds of few samples would consist of the calls that restore the caches; the slowest model limits them."""
+    options = SamplingOptions(processes=1)
+    for slowest, count in (("1", rounds.MIN_ROUNDS), ("0.00001", options.rounds)):
+        result = measure(candidates(tiny_model, {"SECONDS": "0.00001"}, {"SECONDS": slowest}), options)
+        assert {each.process_rounds for each in result.measurements} == {(count,)}
 
 
 def test_calls_below_a_millisecond_are_grouped(
@@ -297,7 +306,8 @@ def test_intervals_of_equal_models_contain_1(tiny_model: Path, monkeypatch: pyte
     """A/A comparisons: the interval contains the spread between processes, also if that decides when to stop."""
     speedups = [simulate(monkeypatch, tiny_model, seed, spread, 1.0) for seed in range(60)]
     assert sum(speedup.low <= 1 <= speedup.high for speedup in speedups) >= 54
-    assert sum(speedup.outcome in ("faster", "slower") for speedup in speedups) <= 4
+    # 3 % are expected: more than 6 of 60 have a probability of 0.2 %.
+    assert sum(speedup.outcome in ("faster", "slower") for speedup in speedups) <= 6
     outcomes = {speedup.outcome for speedup in speedups}
     assert ("same" in outcomes) == (spread < 0.05)
     assert ("undecided" in outcomes) == (spread > 0.005)

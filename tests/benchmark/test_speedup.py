@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from measurements import MACHINE, make_measurement
 
-from quantkit.benchmark.results.speedup import MARGIN, Speedup
+from quantkit.benchmark.results.speedup import MARGIN, MIN_ROUND_CALLS, Speedup
 from quantkit.benchmark.statistics.student import LOOKS, MIN_PROCESSES, geometric_mean
 from quantkit.errors import UsageError
 
@@ -131,10 +131,10 @@ def test_a_comparison_that_stays_undecided_is_clear(speedup: Speedup, is_clear: 
 
 @pytest.mark.parametrize(("difference", "most_processes", "least_decided"), [(0.0, 13.0, 0.0), (0.05, 18.0, 0.55)])
 def test_early_ends_keep_the_coverage(difference: float, most_processes: float, least_decided: float) -> None:
-    """The spread between processes is 8 %; each simulated benchmark ends at its first clear look."""
+    """The spread between processes is 8 %; each simulated benchmark ends at its first clear number of processes."""
     processes, covered, wrong, decided = [], [], [], []
     for samples in np.random.default_rng(0).normal(difference, 0.08, (1500, LOOKS[-2])):
-        for look in (MIN_PROCESSES, *LOOKS[:-1]):
+        for look in range(MIN_PROCESSES, LOOKS[-2] + 1):
             ratio, (low, high) = geometric_mean(list(np.exp(samples[:look])))
             speedup = Speedup(ratio, low, high, True, look)
             if speedup.is_clear:
@@ -147,6 +147,36 @@ def test_early_ends_keep_the_coverage(difference: float, most_processes: float, 
     assert np.mean(wrong) <= 0.05
     assert np.mean(processes) <= most_processes
     assert np.mean(decided) >= least_decided
+
+
+@pytest.mark.parametrize(
+    ("interval", "processes", "is_clear"),
+    [
+        ((1.2, 1.11, 1.3), 5, True),
+        ((1.2, 1.11, 1.3), 7, False),
+        ((1.2, 1.13, 1.28), 7, True),
+        ((1.2, 1.13, 1.28), 4, False),
+        ((1.0, 0.99, 1.01), 5, True),
+        ((1.0, 0.99, 1.01), 7, False),
+    ],
+)
+def test_only_large_differences_end_a_comparison_between_the_looks(
+    interval: tuple[float, float, float], processes: int, *, is_clear: bool
+) -> None:
+    assert Speedup(*interval, True, processes).is_clear == is_clear
+
+
+@pytest.mark.parametrize("calls", [20, 8])
+def test_undisturbed_calls_are_compared_within_their_rounds(calls: int) -> None:
+    """In one round of each process, the threads of one of two equal models wake up faster than in all others."""
+    random, models = np.random.default_rng(0), []
+    for model in range(2):
+        factors = np.where(random.random((5 * 4, calls)) < 0.3, 1.0, 1.5)
+        factors[4 * model :: 8] *= 0.8
+        models.append(make_measurement((0.01 * factors).ravel().tolist(), 20, 5))
+    speedup = Speedup.of(*models)
+    assert speedup.is_undisturbed
+    assert (speedup.width < 0.05) == (calls >= MIN_ROUND_CALLS)
 
 
 def test_measurements_of_two_benchmarks_are_not_paired() -> None:

@@ -18,7 +18,7 @@ from quantkit.runtimes import AUTO, find_runtime, runtimes
 from quantkit.runtimes.session import OpTime, OpTrace, RuntimeVersion
 
 # Limits of the timed pairs of calls, and the calls before them.
-MAX_PAIRS, SECONDS, WARMUP_PAIRS = 60, 6.0, 3
+MAX_PAIRS, SECONDS, WARMUP_PAIRS = 60, 3.0, 3
 OPEN_TIMEOUT, TIMEOUT = 180.0, 120.0
 
 

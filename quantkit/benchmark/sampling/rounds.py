@@ -4,7 +4,7 @@ All candidates are opened together, each in a process of its own, and are measur
 candidate once, in a random order, and only one process runs at a time. A disturbance of the machine then affects all
 candidates, and cancels in the ratios of a round. Then all processes end, and the candidates are opened again in another
 order, until the comparison is clear or as precise as requested: the latency of a model differs from process to process.
-The number of processes is one of `LOOKS`, so that the intervals keep their coverage.
+A comparison without a clear difference ends after one of `LOOKS` processes, so that the intervals keep their coverage.
 """
 
 import os
@@ -35,12 +35,18 @@ DEFAULT_PROCESSES, MAX_PROCESSES, MAX_PRECISE_PROCESSES = LOOKS[0], LOOKS[-2], L
 # Default number of samples in each process: enough for this duration, within these bounds.
 PROCESS_SECONDS = 0.4
 MIN_SAMPLES, MAX_SAMPLES = 6, 200
+# Processes after the first `MIN_PROCESSES` show the spread between processes, which is larger than that between calls.
+MAX_FURTHER_SAMPLES = 100
+# Minimum number of samples in a round, and of rounds that have fewer: the load of the machine changes between rounds.
+MIN_ROUND_SAMPLES, MIN_ROUNDS = 4, 4
 # Calls that are shorter are grouped.
 SAMPLE_SECONDS = 1e-3
 # Samples of the throughput are longer, because the threads of a sample start and end at different times.
 STREAM_SECONDS, MIN_STREAM_CALLS = 0.02, 4
 # Maximum number of further bytes in the environment of a process: its size shifts the stack, and with it the latency.
 MAX_PADDING = 4096
+# Time limit in seconds of further processes of a benchmark without a given number of processes or precision.
+FURTHER_BUDGET = 15.0
 # Minimum time for a response, also at the end of the time budget.
 MIN_TIMEOUT = 5.0
 
@@ -52,11 +58,10 @@ class SamplingOptions:
     Attributes:
         runs: samples of each candidate in all processes (default: about `PROCESS_SECONDS` in each process).
         warmup: warm-up calls (default: until latency is stable).
-        processes: processes of each candidate (default: 3, 5, 10 or 20, until the comparison is clear; with ``runs``,
-            3 to 5).
+        processes: processes of each candidate (default: 3 to 20, until the comparison is clear; with ``runs``, 3 to 5).
         interval_width: width of the intervals that ends the measurement, relative to the lower limit, after 5, 10, 20
             or 40 processes (default: until the comparison is clear).
-        rounds: number of rounds that the samples of a process are distributed over.
+        rounds: maximum number of rounds that the samples of a process are distributed over.
         seed: seed of the data, of the order in each round, and of the intervals.
         time_budget: total time limit in seconds; finished rounds are kept.
         further_budget: time limit in seconds for processes after the first `MIN_PROCESSES`, if their number is not
@@ -71,7 +76,7 @@ class SamplingOptions:
     warmup: int | None = None
     processes: int | None = None
     interval_width: float | None = None
-    rounds: int = 4
+    rounds: int = 8
     seed: int = 0
     time_budget: float = 600.0
     further_budget: float = inf
@@ -99,7 +104,7 @@ class SamplingOptions:
 # Function that returns the speed-ups that a benchmark is to decide.
 Compare = Callable[[Benchmark], Sequence[Speedup]]
 # Function that returns the rows of a benchmark that further processes measure: after the first process of each
-# candidate, after `MIN_PROCESSES`, and after each number of processes in `LOOKS`.
+# candidate, and after `MIN_PROCESSES` and each further one.
 Select = Callable[[Benchmark], Sequence[BenchmarkRow]]
 
 
@@ -245,14 +250,12 @@ class _CandidateRun:
         calls = (STREAM_SECONDS if is_throughput else SAMPLE_SECONDS) / self._latency
         self.group = self.group or max(MIN_STREAM_CALLS if is_throughput else 1, ceil(calls))
 
-    def block_sizes(self, options: SamplingOptions, process: int) -> list[int]:
-        """Return the number of samples in each round of a process."""
-        if options.runs is None:
-            samples = int(options.process_seconds / (self._latency * self.group))
-            samples = min(max(samples, MIN_SAMPLES), MAX_SAMPLES)
-        else:
-            samples = _distribute(options.runs, options.min_processes)[process]
-        return [size for size in _distribute(samples, options.rounds) if size]
+    def num_samples(self, options: SamplingOptions, process: int) -> int:
+        """Return the number of samples of a process."""
+        if options.runs is not None:
+            return _distribute(options.runs, options.min_processes)[process]
+        samples = int(options.process_seconds / (self._latency * self.group))
+        return min(max(samples, MIN_SAMPLES), MAX_SAMPLES if process < MIN_PROCESSES else MAX_FURTHER_SAMPLES)
 
     def run(self, samples: int, timeout: float) -> None:
         """Measure the samples of one round."""
@@ -344,7 +347,7 @@ class _BenchmarkRun:
         self._options = options
         self._on_progress = on_progress
         self._start = monotonic()
-        self._process = 0
+        self._process, self._elapsed = 0, 0.0
         self._random = random.Random(options.seed)
         all_runs = runs if workload is None else [*runs, workload]
         self._start_order = self._random.sample(all_runs, len(all_runs))
@@ -364,7 +367,7 @@ class _BenchmarkRun:
             while (kind := self._stop_kind()) is None:
                 self._measure_process()
                 self._process += 1
-                if self._process in (1, MIN_PROCESSES, *LOOKS):
+                if self._process == 1 or self._process >= MIN_PROCESSES:
                     self._keep_selected()
         except KeyboardInterrupt:
             raise BenchmarkInterrupted(self._benchmark("interrupted", is_complete=False)) from None
@@ -385,9 +388,12 @@ class _BenchmarkRun:
         if options.max_processes == options.min_processes or count < MIN_PROCESSES:
             return None
         elapsed = monotonic() - self._start
-        is_exhausted = elapsed * (count + 1) / count > min(options.time_budget, options.further_budget)
+        # Fewer candidates are left than in the first processes.
+        last = elapsed - self._elapsed if self._elapsed else elapsed / count
+        self._elapsed = elapsed
+        is_exhausted = elapsed + last > min(options.time_budget, options.further_budget)
         exhausted: StopKind | None = "time budget" if is_exhausted else None
-        if count not in LOOKS and not (count == MIN_PROCESSES and options.interval_width is None):
+        if count not in LOOKS and options.interval_width is not None:
             return exhausted
         result = self._benchmark("processes")
         if options.interval_width is None:
@@ -447,8 +453,10 @@ class _BenchmarkRun:
             opening.result()
 
     def _measure_rounds(self, runs: list[_CandidateRun]) -> None:
-        sizes = {id(run): run.block_sizes(self._options, self._process) for run in runs}
-        rounds = max(map(len, sizes.values()), default=0)
+        samples = {id(run): run.num_samples(self._options, self._process) for run in runs}
+        fewest = min(samples.values(), default=0)
+        rounds = min(self._options.rounds, max(MIN_ROUNDS, fewest // MIN_ROUND_SAMPLES), fewest)
+        sizes = {name: _distribute(count, rounds) for name, count in samples.items()}
         processes = max(self._options.min_processes, self._process + 1)
         for index in range(rounds):
             self._report(self._process * rounds + index, processes * rounds)

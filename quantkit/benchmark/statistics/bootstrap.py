@@ -21,48 +21,45 @@ Interval = tuple[float, float]
 Estimate = tuple[float, Interval]
 
 
-def median_interval(blocks: Blocks, seed: int = 0, confidence: float = 0.95) -> Interval:
-    """Return the percentile bootstrap interval of the median over all calls.
+def median_interval(blocks: Blocks, seed: int = 0) -> Interval:
+    """Return the 95 % percentile bootstrap interval of the median over all calls.
 
     Args:
         blocks: seconds of the calls of each block.
         seed: seed of the resampling.
-        confidence: fraction of the resampled medians in the interval.
     """
     blocks = _split_few_blocks(blocks)
     counts = _draw_counts(len(blocks), np.random.default_rng(seed))
-    return _percentile_interval(_medians(blocks, counts), confidence)
+    return _percentile_interval(_medians(blocks, counts))
 
 
-def paired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0, confidence: float = 0.95) -> Estimate:
+def paired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0) -> Estimate:
     """Return the median of the ratios in each round, for two models that ran in the same rounds.
 
     Args:
         numerator, denominator: seconds of the calls of each block; blocks of one index ran in one round.
         seed: seed of the resampling.
-        confidence: fraction of the resampled ratios in the interval.
 
     Returns:
-        The ratio and its percentile bootstrap interval.
+        The ratio and its 95 % percentile bootstrap interval.
     """
     rounds = min(len(numerator), len(denominator))
     if rounds < MIN_BLOCKS:
-        return unpaired_ratio(numerator, denominator, seed, confidence)
+        return unpaired_ratio(numerator, denominator, seed)
     pairs = zip(numerator[:rounds], denominator[:rounds], strict=True)
     ratios = [[median(upper) / median(lower)] for upper, lower in pairs]
-    return median(ratio for (ratio,) in ratios), median_interval(ratios, seed, confidence)
+    return median(ratio for (ratio,) in ratios), median_interval(ratios, seed)
 
 
-def unpaired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0, confidence: float = 0.95) -> Estimate:
+def unpaired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0) -> Estimate:
     """Return the ratio of two medians, for models that ran at different times.
 
     Args:
         numerator, denominator: seconds of the calls of each block.
         seed: seed of the resampling.
-        confidence: fraction of the resampled ratios in the interval.
 
     Returns:
-        The ratio, and its percentile bootstrap interval.
+        The ratio, and its 95 % percentile bootstrap interval.
     """
     random = np.random.default_rng(seed)
     samples = [
@@ -70,7 +67,7 @@ def unpaired_ratio(numerator: Blocks, denominator: Blocks, seed: int = 0, confid
         for blocks in map(_split_few_blocks, (numerator, denominator))
     ]
     medians = [median(seconds for block in blocks for seconds in block) for blocks in (numerator, denominator)]
-    return medians[0] / medians[1], _percentile_interval(samples[0] / samples[1], confidence)
+    return medians[0] / medians[1], _percentile_interval(samples[0] / samples[1])
 
 
 def _split_few_blocks(blocks: Blocks) -> Blocks:
@@ -106,7 +103,6 @@ def _medians(blocks: Blocks, counts: Array) -> Array:
     return middle
 
 
-def _percentile_interval(values: Array, confidence: float) -> Interval:
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(values, (tail, 1 - tail))
+def _percentile_interval(values: Array) -> Interval:
+    low, high = np.quantile(values, (0.025, 0.975))
     return float(low), float(high)

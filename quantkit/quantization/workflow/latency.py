@@ -11,7 +11,7 @@ from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import BenchmarkRow
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
-from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
+from quantkit.benchmark.sampling.rounds import FURTHER_BUDGET, SamplingOptions, measure
 from quantkit.errors import UnavailableError
 from quantkit.facts import join_names
 from quantkit.ir.graph import Graph
@@ -24,8 +24,8 @@ from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
 from quantkit.runtimes import find_runtime
 
-# Time limit of the measurement of both models in seconds, and the one after the first processes of each.
-TIME_BUDGET, FURTHER_BUDGET = 300.0, 20.0
+# Time limit of the measurement of both models in seconds.
+TIME_BUDGET = 300.0
 # Duration of the samples in each process, and of the longest warm-up: the spread between processes is larger than that
 # between the calls of one process, so that more processes are worth more than more calls.
 PROCESS_SECONDS, WARMUP_SECONDS = 0.2, 1.0
