@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from quantkit.errors import GraphError, UnavailableError
+from quantkit.formats import onnx
 from quantkit.ir.graph import Graph
-from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ir.tensor import Array, DType, Shape, Tensor
 from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.runtime import Runtime
@@ -77,6 +78,7 @@ class Network:
             raise UnavailableError(f"{trt.__name__} {trt.__version__} cannot build: {self.last_error}") from error
         flags = trt.NetworkDefinitionCreationFlag
         self._has_types = hasattr(flags, "STRONGLY_TYPED")  # TensorRT 10
+        self._has_half = not self._has_types and _has_half(model, path)
         self._network = self._builder.create_network(
             1 << int(flags.STRONGLY_TYPED if self._has_types else flags.EXPLICIT_BATCH)
         )
@@ -101,10 +103,9 @@ class Network:
         config, sizes = self._builder.create_builder_config(), self._builder.create_optimization_profile()
         config.clear_flag(self.trt.BuilderFlag.TF32)
         if not self._has_types:
-            layers = [*self._network]
-            if any(layer.type == self.trt.LayerType.QUANTIZE for layer in layers):
+            if any(layer.type == self.trt.LayerType.QUANTIZE for layer in self._network):
                 config.set_flag(self.trt.BuilderFlag.INT8)
-            if any(layer.get_output_type(0) == self.trt.float16 for layer in layers):
+            if self._has_half:
                 config.set_flag(self.trt.BuilderFlag.FP16)
         for name, limits in profile.items():
             sizes.set_shape(name, *map(tuple, limits))
@@ -129,6 +130,13 @@ class Network:
 
     def _error(self, reason: str) -> GraphError:
         return GraphError(reason, hint="quantkit summarize FILE --for tensorrt names refused nodes")
+
+
+def _has_half(model: bytes, path: str) -> bool:
+    """Return True if a constant is float16: the layers of TensorRT 8 state float32 as their types then, too."""
+    graph = onnx.decode(model, onnx.external_data_reader(Path(path).parent))
+    tensors = (value for node in graph.nodes.values() for value in node.attrs.values() if isinstance(value, Tensor))
+    return any(tensor.dtype == DType.HALF for tensor in tensors)
 
 
 def _info(tensor: Any) -> TensorInfo:

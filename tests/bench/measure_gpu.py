@@ -9,6 +9,8 @@ it is there, is the int8 file of NVIDIA's tool:
 
     python -m modelopt.onnx.quantization --onnx_path=NETWORK.float32.onnx --output_path=NETWORK.modelopt.onnx
 
+NETWORK.unpadded.onnx, if it is there, is NETWORK.half.onnx with `activations = "qint8 symmetric"` in the scheme.
+
 The rows of a network are float32, float16 and int8 in the CUDA provider, which computes int8 layers in float, and
 float32, float16 and the int8 files, with float16 for their float layers, in the TensorRT provider; ``native`` is
 TensorRT by its Python API. Runs of the rows alternate.
@@ -51,6 +53,7 @@ ROWS: Mapping[str, tuple[str, str, bool]] = {
     "float16 native": ("float16", "tensorrt_native", False),
     "int8 native": ("gpu", "tensorrt_native", False),
     "int8 float16 file native": ("half", "tensorrt_native", False),
+    "int8 float16 file without Pads native": ("unpadded", "tensorrt_native", False),
     "int8 Model-Optimizer native": ("modelopt", "tensorrt_native", False),
 }
 
@@ -143,13 +146,15 @@ def main() -> None:
     files = sorted(options.build.glob("*.gpu.onnx"), key=lambda path: path.stat().st_size)
     names = options.networks or [path.name.removesuffix(".gpu.onnx") for path in files]
     saved = json.loads(options.save.read_text())["rows"] if options.save.exists() else []
-    rows = {(row["name"], row.get("samples", 1)): row for row in saved}
+    machine = this_machine().to_json()
+    gpu = next(iter(machine["gpus"]), None)
+    rows = {(row["name"], row["samples"], row["gpu"]): row for row in saved}
     for name in (each for each in names if (options.build / f"{each}.float32.onnx").exists()):
-        key = name, options.batch
-        rows[key] = row = measure(name, options, deadline, rows.get(key, {"rows": {}})["rows"])
+        key = name, options.batch, gpu
+        rows[key] = row = {**measure(name, options, deadline, rows.get(key, {"rows": {}})["rows"]), "gpu": gpu}
         print(json.dumps({**row, "rows": {label: {**cell, "samples": None} for label, cell in row["rows"].items()}}))
-        document = {"schema": "quantkit.bench.gpu/4", "device": options.device}
-        document |= {"machine": this_machine().to_json(), "rows": [*rows.values()]}
+        document = {"schema": "quantkit.bench.gpu/5", "device": options.device, "machine": machine}
+        document["rows"] = [*rows.values()]
         options.save.write_text(json.dumps(document, indent=1) + "\n")
     assert "tensorflow" not in sys.modules
 

@@ -386,15 +386,16 @@ def test_tensorrt_rtx_names_the_refused_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ops", "flags"), [((), set()), (("QUANTIZE",), {"INT8"}), (("QUANTIZE", "HALF"), {"INT8", "FP16"})]
+    ("ops", "values", "flags"),
+    [((), "float", set()), (("QUANTIZE",), "float", {"INT8"}), (("QUANTIZE",), "half", {"INT8", "FP16"})],
 )
-def test_before_tensorrt_10_the_flags_of_the_builder_follow_from_the_layers(
-    scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch, ops: tuple[str, ...], flags: set[str]
+def test_before_tensorrt_10_the_flags_of_the_builder_follow_from_the_model(
+    scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch, ops: tuple[str, ...], values: str, flags: set[str]
 ) -> None:
     class OldNetwork(SimpleNamespace):
         def __iter__(self) -> Iterator[Any]:
             for op in ("CONVOLUTION", *ops):
-                yield SimpleNamespace(type=op, get_output_type=lambda index, op=op: op)
+                yield SimpleNamespace(type=op)
 
     api, set_flags = module.import_module("tensorrt"), []
     config = Builder.create_builder_config
@@ -406,8 +407,16 @@ def test_before_tensorrt_10_the_flags_of_the_builder_follow_from_the_layers(
     )
     api.NetworkDefinitionCreationFlag = SimpleNamespace(EXPLICIT_BATCH=0)
     api.BuilderFlag = SimpleNamespace(TF32=7, INT8="INT8", FP16="FP16")
-    api.LayerType, api.float16 = SimpleNamespace(QUANTIZE="QUANTIZE"), "HALF"
-    network = Network(api, onnx.encode(graph_of()))
+    api.LayerType = SimpleNamespace(QUANTIZE="QUANTIZE")
+    text = f"""
+    dialect: onnx
+    inputs: x
+    outputs: y
+    x = Placeholder[2](dtype={values})
+    scale = Constant[{values}]([1.0, 2.0])
+    y = Mul(x, scale)
+    """
+    network = Network(api, onnx.encode(from_text(text).with_(extra=HEADER)))
     network.build({})
     assert network._network.flags == 1
     assert set(set_flags) == flags
