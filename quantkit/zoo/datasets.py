@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from quantkit.errors import InputError
+from quantkit.errors import InputError, hide_password
 from quantkit.progress import OnMessage, OnProgress, ignore_message, ignore_progress
 from quantkit.zoo.cache import Receipt, SourceError, cache_folder, lock_model, new_folder, part_path
 from quantkit.zoo.cards import Archive, model_files, parse_table
@@ -87,7 +87,7 @@ def obtain_data(
 def _find_cached(card: DataCard, url: str | None, digest: str) -> Path | None:
     folder = cache_folder() / card.name
     receipt = Receipt.read(folder)
-    if receipt is None or (url and (receipt.sha256 != digest if digest else receipt.url != url)):
+    if receipt is None or (url and (receipt.sha256 != digest if digest else receipt.url != hide_password(url))):
         return None
     return folder / next(iter(receipt.members))
 
@@ -98,21 +98,21 @@ def _fetch(
     """Download and verify one source; a file that fails the check is removed."""
     from quantkit.zoo import transfer
 
-    part = part_path(card.name, url)
-    on_message(f"fetching {card.name} from {url}")
+    part, title = part_path(card.name, url), hide_password(url)
+    on_message(f"fetching {card.name} from {title}")
     transfer.download(url, part, num_bytes=num_bytes, on_progress=on_progress, on_message=on_message)
     try:
         stored = digest_of(part)
-        compare(url, stored, num_bytes, digest)
+        compare(title, stored, num_bytes, digest)
     except SourceError:
         transfer.discard(part)
         raise
     if not digest:
-        on_message(f"warning: {url} was not verified, because no checksum was given; its SHA-256 is {stored.sha256}")
+        on_message(f"warning: {title} was not verified, because no checksum was given; its SHA-256 is {stored.sha256}")
     name = card.archive.urls[0].rpartition("/")[2]
     with new_folder(card.name) as folder:
         part.rename(folder / name)
-        receipt = Receipt(url, stored.num_bytes, stored.sha256, "archive" if digest else "nothing", {name: stored})
+        receipt = Receipt(title, stored.num_bytes, stored.sha256, "archive" if digest else "nothing", {name: stored})
         receipt.write(folder)
     transfer.discard(part)
     return cache_folder() / card.name / name

@@ -256,7 +256,7 @@ def _fetch_source(source: _Source, card: ModelCard, on_progress: OnProgress, on_
     transfer.download(source.url, part, num_bytes=source.num_bytes, on_progress=on_progress, on_message=on_message)
     try:
         stored = digest_of(part)
-        compare(source.url, stored, source.num_bytes, source.sha256)
+        compare(source.title, stored, source.num_bytes, source.sha256)
         with new_folder(card.name) as folder:
             members = _unpack(source, part, card, folder)
             _check_graph(folder / card.graph)

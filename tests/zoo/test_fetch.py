@@ -25,6 +25,7 @@ from quantkit.errors import InputError, UsageError
 from quantkit.progress import Progress
 from quantkit.zoo.cache import Receipt, cache_folder
 from quantkit.zoo.cards import ModelCard, read_card
+from quantkit.zoo.datasets import data_cards, obtain_data
 from quantkit.zoo.fetch import fetch, label_files, locate, locate_member, obtain
 
 
@@ -218,6 +219,15 @@ class TestAnArchiveOfOnesOwn:
         assert fetched.receipt is not None
         assert fetched.receipt.url.startswith("http://ann:***@127.0.0.1")
         assert "secret" not in (fetched.path.parent / "receipt.json").read_text() + "".join(messages)
+
+    def test_the_password_of_a_dataset_is_not_stored(self, server: Server, archive: bytes, cache: Path) -> None:
+        url = server.url("own.tgz", archive).replace("://", "://ann:secret@")
+        messages: list[str] = []
+        card = data_cards()[0]
+        path = obtain_data(card, url=url, on_message=messages.append)
+        assert path == obtain_data(card, url=url, offline=True)
+        assert "http://ann:***@127.0.0.1" in "".join(messages)
+        assert "secret" not in (path.parent / "receipt.json").read_text() + "".join(messages)
 
     def test_arguments_are_checked(self, card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "own.tgz").write_bytes(b"")
