@@ -104,9 +104,11 @@ BINARY: dict[str, Function] = {
 }
 
 # NumPy does not have these functions. The functions of math are slow but exact.
-_ERF: Function = np.frompyfunc(math.erf, 1, 1)
-_ERFC: Function = np.frompyfunc(math.erfc, 1, 1)
-_LGAMMA: Function = np.frompyfunc(lambda x: math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x), 1, 1)
+_ERF: Function = np.vectorize(math.erf, otypes=[np.float64])
+_ERFC: Function = np.vectorize(math.erfc, otypes=[np.float64])
+_LGAMMA: Function = np.vectorize(
+    lambda x: math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x), otypes=[np.float64]
+)
 
 SELU_SCALE = 1.0507009873554804934193349852946
 SELU_ALPHA = 1.6732632423543772848170429916717
