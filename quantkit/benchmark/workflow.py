@@ -46,9 +46,9 @@ class SamplingArguments:
     processes: int | None = option(
         None,
         require_positive,
-        help="processes of each model (default: 3 to 20, until it is clear or 15 s have passed)",
-        doc="processes of each model, opened in rotated order (default: 3 to 20, until the comparison is clear "
-        "or 15 s have passed; with ``runs``, 3 to 5)",
+        help="processes of each model (default: 3 to 20, until it is clear, and none after 15 s)",
+        doc="processes of each model, opened in rotated order (default: 3 to 20, until the comparison is clear, "
+        "and after 15 s none but the first 3; with ``runs``, 3 to 5)",
     )
     interval_width: float | str | None = option(
         None,
@@ -65,11 +65,12 @@ class SamplingArguments:
         help="seed of the data and of the order of the rounds (default: 0)",
         doc="seed of the data, of the order in each round, and of the intervals",
     )
-    time_budget: float | str = option(
-        600.0,
+    time_budget: float | str | None = option(
+        None,
         require_duration,
-        help="total time limit, for example 90s (default: 10m)",
-        doc="total time limit in seconds, or a text such as ``2m``; finished rounds are kept",
+        help="total time limit, for example 90s (default: 10m, and 15 s for more than 3 processes)",
+        doc="total time limit in seconds, or a text such as ``2m``; finished rounds are kept (default: 10 minutes, and "
+        "15 s for more than 3 processes, unless ``runs``, ``processes`` or ``interval_width`` is given)",
     )
 
 
@@ -122,17 +123,11 @@ def benchmark(options: BenchmarkOptions) -> Benchmark:
     result = None if file is None else read_saved(file)
     machine = this_machine() if result is None else result.measurements[0].context.machine
     saved = None if baseline is None else read_baseline(baseline, machine)
-    budget = parse_duration(options.time_budget)
-    further = FURTHER_BUDGET if width is None else budget
-    sampling = SamplingOptions(
-        runs,
-        options.warmup,
-        processes,
-        width,
-        seed=options.seed,
-        time_budget=budget,
-        further_budget=further,
-    )
+    sampling = SamplingOptions(runs, options.warmup, processes, width, seed=options.seed)
+    if options.time_budget is not None:
+        sampling = replace(sampling, time_budget=parse_duration(options.time_budget))
+    elif not (runs or processes or width):
+        sampling = replace(sampling, further_budget=FURTHER_BUDGET)
     if result is not None:
         return _with_comparison(result, baseline, saved)
     with temporary_folder() as folder:

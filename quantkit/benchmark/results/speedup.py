@@ -47,8 +47,6 @@ MOST_PROCESSES = LOOKS[-1]
 QUIET, BUSY = 0.1, 0.5
 # Quantile of the latency of calls that other programs do not delay.
 UNDISTURBED = 0.05
-# Smallest number of calls in a round of which some are undisturbed.
-MIN_ROUND_CALLS = 10
 # Relative difference of the median calls from the undisturbed calls on a busy machine.
 DISTURBED = 0.05
 # Delayed calls move the quantile `UNDISTURBED`, too: by less than this fraction of the difference of both speed-ups.
@@ -147,7 +145,9 @@ class Speedup:
             clear = CLEAR if self.processes in LOOKS else CLEAR_BETWEEN
             clear = EARLY_CLEAR if self.processes < LOOKS[0] else clear
             return abs(log(self.ratio)) >= clear * log(self.high / self.low) / 2
-        return self.processes in LOOKS and (self.outcome == "same" or self._is_undecidable)
+        # A saved benchmark ended after any number of processes.
+        is_look = self.processes in LOOKS if self.is_paired else self.processes >= LOOKS[0]
+        return is_look and (self.outcome == "same" or self._is_undecidable)
 
     @property
     def _is_undecidable(self) -> bool:
@@ -259,12 +259,13 @@ def _estimate(first: Measurement, other: Measurement, processes: int, *, is_pair
     if processes < MIN_PROCESSES:
         estimate = paired_ratio if is_paired else unpaired_ratio
         return estimate(first.blocks, other.blocks, first.context.seed), False
+    undisturbed = [[_quantile(blocks) for blocks in model.processes] for model in (first, other)]
     if is_paired:
         typical = geometric_mean(list(map(_median_ratio, first.processes, other.processes)))
-        fast = geometric_mean(list(map(_undisturbed_ratio, first.processes, other.processes)))
+        fast = geometric_mean([upper / lower for upper, lower in zip(*undisturbed, strict=False)])
     else:
         typical = ratio_of_means(*([_median(blocks) for blocks in model.processes] for model in (first, other)))
-        fast = ratio_of_means(*(list(map(_quantile, model.processes)) for model in (first, other)))
+        fast = ratio_of_means(*undisturbed)
     return _choose(typical, fast, _disturbance(first, other))
 
 
@@ -286,18 +287,6 @@ def _disturbance(*models: Measurement) -> float:
 def _median_ratio(numerator: Blocks, denominator: Blocks) -> float:
     """Return the median of the ratios of the rounds of one process."""
     return median(median(upper) / median(lower) for upper, lower in zip(numerator, denominator, strict=False))
-
-
-def _undisturbed_ratio(numerator: Blocks, denominator: Blocks) -> float:
-    """Return the ratio of the undisturbed calls of one process: the median over the rounds, if these have enough calls.
-
-    Threads of a runtime wake up faster in some rounds than in others: then the fastest calls of all rounds are those of
-    one round, and their ratio has twice the spread between processes.
-    """
-    rounds = list(zip(numerator, denominator, strict=False))
-    if any(len(block) < MIN_ROUND_CALLS for pair in rounds for block in pair):
-        return _quantile(numerator) / _quantile(denominator)
-    return median(_quantile([upper]) / _quantile([lower]) for upper, lower in rounds)
 
 
 def _relative_medians(model: Measurement, workload: Measurement) -> list[float]:

@@ -47,6 +47,8 @@ STREAM_SECONDS, MIN_STREAM_CALLS = 0.02, 4
 MAX_PADDING = 4096
 # Time limit in seconds of further processes of a benchmark without a given number of processes or precision.
 FURTHER_BUDGET = 15.0
+# Total time limit in seconds.
+TIME_BUDGET = 600.0
 # Minimum time for a response, also at the end of the time budget.
 MIN_TIMEOUT = 5.0
 
@@ -78,7 +80,7 @@ class SamplingOptions:
     interval_width: float | None = None
     rounds: int = 8
     seed: int = 0
-    time_budget: float = 600.0
+    time_budget: float = TIME_BUDGET
     further_budget: float = inf
     process_seconds: float = PROCESS_SECONDS
     warmup_seconds: float = WarmUpRule.cap_seconds

@@ -11,7 +11,8 @@ enough. The interval on which it stops is more often one that misses the true va
 group sequential tests (Pocock 1977). In simulations of normal logarithms, at least 95 % of the reported intervals then
 contain the true value, for any spread and requested width; 93 % if the difference equals the limit up to which two
 latencies count as the same. Between the looks, a benchmark stops only at a difference of 2.5 half-widths, and of four
-before the first look: this lowers these fractions by 0.5 points at most, and not for equal models.
+before the first look: this lowers these fractions by 0.5 points at most, to 94.7 % in the worst case seen, and not for
+equal models.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from quantkit.benchmark.statistics.bootstrap import Estimate
 
 # With fewer processes, the factor t of the interval exceeds 4.3, and no difference is visible.
 MIN_PROCESSES = 3
-# Process counts after which a benchmark may stop, and `MIN_PROCESSES` for a large difference.
+# Process counts after which a benchmark may stop without a clear difference.
 LOOKS = (5, 10, 20, 40)
 # Probability of the intervals of a benchmark, above that of the looks together.
 CONFIDENCE = 0.97

@@ -14,7 +14,7 @@ from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import Benchmark, openmp_lines
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, digest
-from quantkit.benchmark.sampling.rounds import DEFAULT_PROCESSES, SamplingOptions, measure
+from quantkit.benchmark.sampling.rounds import DEFAULT_PROCESSES, TIME_BUDGET, SamplingOptions, measure
 from quantkit.benchmark.sampling.selection import CandidateOptions, select_candidates
 from quantkit.benchmark.sampling.worker import read_model
 from quantkit.benchmark.sweep.result import BestSettings, ModelSweep, Sweep
@@ -40,11 +40,11 @@ class SweepOptions(CandidateOptions):
     """The arguments of `sweep`."""
 
     _: KW_ONLY
-    time_budget: float | str = option(
-        600.0,
+    time_budget: float | str | None = option(
+        None,
         require_duration,
-        doc="total time limit in seconds, or a text such as ``5m``; each model gets a part in proportion to the number "
-        "of its settings and to the run time of its first measurement",
+        doc="total time limit in seconds, or a text such as ``5m`` (default: 10 minutes); each model gets a part in "
+        "proportion to the number of its settings and to the run time of its first measurement",
     )
     resume: str | os.PathLike[str] | None = option(
         None,
@@ -72,7 +72,7 @@ def sweep(options: SweepOptions) -> Sweep:
         NotMeasuredError: a model cannot be measured with the default settings.
         BenchmarkInterrupted: Ctrl-C; the finished trials are in the file ``resume``.
     """
-    budget, on_progress = parse_duration(options.time_budget), options.on_progress
+    budget, on_progress = parse_duration(options.time_budget or TIME_BUDGET), options.on_progress
     machine = this_machine()
     state = SweepState.read(None if options.resume is None else Path(options.resume).expanduser(), machine)
     first, *others = as_names(options.precision) or ("float32",)
