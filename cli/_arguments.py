@@ -1,5 +1,6 @@
 """Flags that several commands share, and the functions that parse their values."""
 
+import re
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace, _ActionsContainer
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
@@ -224,6 +225,12 @@ def _read_integer(text: str) -> int:
     return int(text)
 
 
+def _read_number(text: str) -> float:
+    if not re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", text):
+        raise ValueError(text)
+    return float(text)
+
+
 def _read_numbers(text: str) -> float | tuple[float, ...]:
     numbers = tuple(float(number) for number in text.split(","))
     return numbers if len(numbers) > 1 else numbers[0]
@@ -231,9 +238,10 @@ def _read_numbers(text: str) -> float | tuple[float, ...]:
 
 parse_natural = _parser(_read_integer, require_natural, "not a whole number from 0")
 parse_positive = _parser(_read_integer, require_positive, "not a whole number from 1")
-parse_fraction = _parser(float, require_fraction, "not a fraction such as 0.985")
+parse_fraction = _parser(_read_number, require_fraction, "not a fraction such as 0.985")
+parse_tolerance = _parser(_read_number, require_fraction, "not a fraction such as 1e-5")
 parse_number = _parser(float, require_number, "not a finite number")
-parse_ratio = _parser(float, require_ratio, "not a ratio such as 1.5")
+parse_ratio = _parser(_read_number, require_ratio, "not a ratio such as 1.5")
 parse_seconds = _parser(parse_duration, require_number, "not a time such as 90s or 10m, up to 8760h")
 _parse_numbers = _parser(
     _read_numbers, require_numbers, "neither a number nor a list of numbers such as 123.68,116.78,103.94"

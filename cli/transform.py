@@ -13,7 +13,7 @@ from quantkit.recipes import transform
 from quantkit.recipes.named import find_recipe, parse_transforms
 from quantkit.recipes.workflow import TransformOptions, VerificationOptions
 
-from ._arguments import add_boolean, add_model_flags, add_options, options_of, parse_fraction, parse_names
+from ._arguments import add_boolean, add_model_flags, add_options, options_of, parse_names, parse_tolerance
 from ._render import emit, log, show_progress
 
 EXAMPLES = (
@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_options(parser, TransformOptions, since="trace", until="plugins")
     flags = parser.add_argument_group("verification")
-    add_options(flags, VerificationOptions, tolerance={"type": parse_fraction})
+    add_options(flags, VerificationOptions, tolerance={"type": parse_tolerance})
     add_options(parser, ShapeOptions)
     add_model_flags(parser, parse_endpoints=str)
 

@@ -84,7 +84,8 @@ def test_tolerance_and_data_are_reported(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tolerance", "much"], "'much' is not a fraction"),
+        (["--tolerance", "much"], "'much' is not a fraction such as 1e-5"),
+        (["--tolerance", "1_0e-2"], "'1_0e-2' is not a fraction such as 1e-5"),
         (["--on-mismatch", "skp"], "invalid choice"),
         (["--trace", "trace.txt"], "a trace cannot be written to trace.txt"),
         (["--trace", "no/trace.html"], "no is not a folder"),
