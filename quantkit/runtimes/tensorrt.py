@@ -36,6 +36,8 @@ PACKAGES = (
 DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 # Flag of a stream that is independent of the default stream.
 _NON_BLOCKING = 1
+# Number of float16 in ONNX.
+_FLOAT16 = 10
 Profile = Mapping[str, Sequence[Sequence[int]]]
 
 
@@ -78,7 +80,6 @@ class Network:
             raise UnavailableError(f"{trt.__name__} {trt.__version__} cannot build: {self.last_error}") from error
         flags = trt.NetworkDefinitionCreationFlag
         self._has_types = hasattr(flags, "STRONGLY_TYPED")  # TensorRT 10
-        self._has_half = not self._has_types and _has_half(model, path)
         self._network = self._builder.create_network(
             1 << int(flags.STRONGLY_TYPED if self._has_types else flags.EXPLICIT_BATCH)
         )
@@ -88,6 +89,7 @@ class Network:
             is_named = hasattr(fault, "node_name")  # TensorRT 10
             node = f"{fault.node_name()!r} ({fault.node_operator()})" if is_named else fault.node()
             raise self._error(f"node {node}: {fault.desc()}")
+        self._has_half = not self._has_types and _has_half(model, path)
         self.inputs = tuple(_info(self._network.get_input(index)) for index in range(self._network.num_inputs))
         self.outputs = tuple(_info(self._network.get_output(index)) for index in range(self._network.num_outputs))
 
@@ -133,10 +135,14 @@ class Network:
 
 
 def _has_half(model: bytes, path: str) -> bool:
-    """Return True if a constant is float16: the layers of TensorRT 8 state float32 as their types then, too."""
+    """Return True if an input, a constant or a Cast is float16: TensorRT 8 states float32 for the layers then, too."""
     graph = onnx.decode(model, onnx.external_data_reader(Path(path).parent))
-    tensors = (value for node in graph.nodes.values() for value in node.attrs.values() if isinstance(value, Tensor))
-    return any(tensor.dtype == DType.HALF for tensor in tensors)
+    nodes = graph.nodes.values()
+    values = [value for node in nodes for value in node.attrs.values()]
+    types = {
+        value.dtype if isinstance(value, Tensor) else value for value in values if isinstance(value, Tensor | DType)
+    }
+    return DType.HALF in types or any(node.op == "Cast" and node.attrs.get("to") == _FLOAT16 for node in nodes)
 
 
 def _info(tensor: Any) -> TensorInfo:

@@ -151,7 +151,9 @@ def main() -> None:
     rows = {(row["name"], row["samples"], row["gpu"]): row for row in saved}
     for name in (each for each in names if (options.build / f"{each}.float32.onnx").exists()):
         key = name, options.batch, gpu
-        rows[key] = row = {**measure(name, options, deadline, rows.get(key, {"rows": {}})["rows"]), "gpu": gpu}
+        saved_row = rows.get(key, {"rows": {}})
+        row = measure(name, options, deadline, saved_row["rows"])
+        rows[key] = row = {**saved_row, **row, "gpu": gpu, "rows": {**saved_row["rows"], **row["rows"]}}
         print(json.dumps({**row, "rows": {label: {**cell, "samples": None} for label, cell in row["rows"].items()}}))
         document = {"schema": "quantkit.bench.gpu/5", "device": options.device, "machine": machine}
         document["rows"] = [*rows.values()]

@@ -386,11 +386,16 @@ def test_tensorrt_rtx_names_the_refused_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ops", "values", "flags"),
-    [((), "float", set()), (("QUANTIZE",), "float", {"INT8"}), (("QUANTIZE",), "half", {"INT8", "FP16"})],
+    ("ops", "step", "flags"),
+    [
+        ((), "Mul(x, x)", set()),
+        (("QUANTIZE",), "Mul(x, x)", {"INT8"}),
+        (("QUANTIZE",), "Mul(half, half)", {"INT8", "FP16"}),
+        ((), "Cast(x, to=10)", {"FP16"}),
+    ],
 )
 def test_before_tensorrt_10_the_flags_of_the_builder_follow_from_the_model(
-    scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch, ops: tuple[str, ...], values: str, flags: set[str]
+    scripted: ScriptedDriver, monkeypatch: pytest.MonkeyPatch, ops: tuple[str, ...], step: str, flags: set[str]
 ) -> None:
     class OldNetwork(SimpleNamespace):
         def __iter__(self) -> Iterator[Any]:
@@ -412,11 +417,12 @@ def test_before_tensorrt_10_the_flags_of_the_builder_follow_from_the_model(
     dialect: onnx
     inputs: x
     outputs: y
-    x = Placeholder[2](dtype={values})
-    scale = Constant[{values}]([1.0, 2.0])
-    y = Mul(x, scale)
+    x = Placeholder[2](dtype=float)
+    half = Constant[half]([1.0, 2.0])
+    y = {step}
     """
-    network = Network(api, onnx.encode(from_text(text).with_(extra=HEADER)))
+    graph = qk.transform(from_text(text), "strip_unused_nodes").graph
+    network = Network(api, onnx.encode(graph.with_(extra=HEADER)))
     network.build({})
     assert network._network.flags == 1
     assert set(set_flags) == flags
