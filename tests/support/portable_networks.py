@@ -7,19 +7,21 @@ the files of it in processes of their own, some of them emulated: these import n
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from onnx_networks import NETWORKS, SHARED, Feeds, open_onnxruntime, photographs, planes, read, resize
+from onnx_networks import NETWORKS, RECURRENT, SHARED, Feeds, open_onnxruntime, photographs, planes, read, resize
 
 KERAS = ("MobileNetV3Small", "EfficientNetV2B0", "DenseNet121")
 INCEPTION = "inception_v3"
 NAMES = (*NETWORKS, INCEPTION, *KERAS)
 MAX_SAMPLES = 32
+# Every n-th photograph is a calibration sample of Inception v3.
+INCEPTION_STEP = 16
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,41 @@ def _save_tensorflow(name: str, build: Path) -> list[Feeds]:
             file = next(Path(folder).rglob("*.pb"))
             model = qk.transform(qk.load(file, inputs="Mul", outputs="softmax"), "inference")
             formats.save(model.graph, build / f"{name}.float.pb")
-        images = [planes(resize(read(path), 299, 299)).transpose(0, 2, 3, 1) for path in photographs()[::16]]
-        return [{"Mul": (image - 128) / 128} for image in images]
+        return _inception_feeds(photographs()[::INCEPTION_STEP])
     sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
-    from measure_networks import load_network, seeded_inputs  # type: ignore[import-not-found]
+    from measure_networks import load_network  # type: ignore[import-not-found]
 
     model = qk.transform(load_network(name, None), "inference")
     formats.save(model.graph, build / f"{name}.float.pb")
-    values = seeded_inputs(name, model, 16, 0)
+    return _seeded_feeds(name, model, 0)
+
+
+def unseen_samples(name: str, build: Path) -> list[Feeds]:
+    """Return samples of a network that are not in the folder: those of its metric, other photographs or other seeds."""
+    import quantkit as qk
+
+    if name == INCEPTION:
+        return _inception_feeds([path for index, path in enumerate(photographs()) if index % INCEPTION_STEP])
+    if name not in NETWORKS:
+        return _seeded_feeds(name, qk.load(build / f"{name}.float.pb"), 1)
+    run, held_out = open_onnxruntime(NETWORKS[name].path), list[Feeds]()
+
+    def record(feeds: Feeds) -> Any:
+        held_out.append(dict(feeds))
+        return run(feeds)
+
+    steps = len(NETWORKS[name].calibration(run)) if name in RECURRENT else 0
+    NETWORKS[name].evaluate(record)
+    return held_out[steps:]
+
+
+def _inception_feeds(paths: Sequence[Path]) -> list[Feeds]:
+    images = [planes(resize(read(path), 299, 299)).transpose(0, 2, 3, 1) for path in paths]
+    return [{"Mul": (image - 128) / 128} for image in images]
+
+
+def _seeded_feeds(name: str, model: Any, seed: int) -> list[Feeds]:
+    from measure_networks import seeded_inputs
+
+    values = seeded_inputs(name, model, 16, seed)
     return [{edge: array[index : index + 1] for edge, array in values.items()} for index in range(16)]
