@@ -54,6 +54,7 @@ HARD_BORDERS = {
     "tf2onnx": ("quantkit/convert/",),
     "tensorflow": (
         "quantkit/pipelines/bridge.py",
+        "quantkit/pipelines/vectorization.py",
         "quantkit/runtimes/",
         "quantkit/model/importers/",
         "quantkit/compat/freeze_graph.py",

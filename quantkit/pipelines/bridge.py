@@ -166,18 +166,14 @@ def is_stateful(op: str) -> bool:
     return definition is None or bool(definition.is_stateful)
 
 
-def infer_specs(function: Function[Graph], graph: Graph, arguments: Iterable[Shape]) -> dict[Edge, tuple[Shape, DType]]:
-    """Return the shape and the type of each tensor in a function.
+def as_message(function: Function[Graph], graph: Graph, arguments: Iterable[Shape]) -> Any:
+    """Return the body of a function as a ``GraphDef`` of TensorFlow with a placeholder for each argument.
 
     Args:
         function: function of a stage.
         graph: graph with the library.
         arguments: shape of each argument.
-
-    Raises:
-        UnavailableError: TensorFlow cannot import the function.
     """
-    tf = import_tensorflow()
     body = function.graph
     shapes = dict(zip((edge.node for edge in body.inputs), arguments, strict=True))
     nodes = [
@@ -186,11 +182,24 @@ def infer_specs(function: Function[Graph], graph: Graph, arguments: Iterable[Sha
         else node
         for node in body.nodes.values()
     ]
-    message = tf.compat.v1.GraphDef.FromString(graphdef.encode(graph.with_nodes(nodes).with_endpoints([], [])))
+    data = graphdef.encode(graph.with_nodes(nodes).with_endpoints([], []))
+    return import_tensorflow().compat.v1.GraphDef.FromString(data)
+
+
+def infer_specs(function: Function[Graph], graph: Graph, arguments: Iterable[Shape]) -> dict[Edge, tuple[Shape, DType]]:
+    """Return the shape and the type of each tensor in a function.
+
+    Args:
+        function, graph, arguments: see `as_message`.
+
+    Raises:
+        UnavailableError: TensorFlow cannot import the function.
+    """
+    tf = import_tensorflow()
     imported = tf.Graph()
     try:
         with imported.as_default():
-            tf.graph_util.import_graph_def(message, name="")
+            tf.graph_util.import_graph_def(as_message(function, graph, arguments), name="")
     except Exception as error:
         raise UnavailableError(f"TensorFlow cannot import {function.name}: {one_line(str(error))}") from None
     return {

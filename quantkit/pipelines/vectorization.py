@@ -3,20 +3,25 @@
     map(f) -> batch(n)   ==   batch(n) -> map(f of each row)
 
 A map of little work costs its call. Stages between map and batch that only select or order elements stay where they
-are; the map passes them.
+are; the map passes them. The rules of the op types are those of ``tf.vectorized_map``.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
-from quantkit.errors import QuantkitError
+from quantkit.errors import QuantkitError, one_line
+from quantkit.formats import graphdef
 from quantkit.ir.draft import Draft
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.names import unused_name
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.ir.tensor import DType, Shape
-from quantkit.pipelines.batched_ops import RULES, BatchedBody, NotVectorizableError
-from quantkit.pipelines.bridge import infer_specs
+from quantkit.ops.table import CONTROL_FLOW, LAYER, Fact, find_ops
+from quantkit.pipelines.bridge import as_message, infer_specs
 from quantkit.pipelines.stages import (
     BATCHES,
     MAPS,
@@ -28,6 +33,26 @@ from quantkit.pipelines.stages import (
     stages_of,
 )
 from quantkit.pipelines.state import is_pure
+from quantkit.runtimes.tensorflow_library import import_tensorflow
+from quantkit.transforms.functions.inline_functions import inline_functions
+
+# Ops on strings and pixels, and elementwise ops, for which TensorFlow may have no rule: the first input has a row for
+# each element, and the others are the same for every row.
+_ROW_OPS = find_ops(Fact.UNARY, "tensorflow") | {
+    *("AsString", "Bitcast", "DecodeBase64", "DecodePaddedRaw", "DecodeRaw", "EncodeBase64", "HSVToRGB", "RGBToHSV"),
+    *("RegexFullMatch", "RegexReplace", "StaticRegexFullMatch", "StaticRegexReplace", "StringLength", "StringLower"),
+    *("StringStrip", "StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong", "StringToNumber"),
+    *("StringUpper", "Substr"),
+}
+# Ops whose results for a batch are rounded in another order, and those that call functions.
+_SINGLE_OPS = find_ops(LAYER | CONTROL_FLOW, "tensorflow") | {"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
+# Messages of TensorFlow about an op type.
+_NO_RULE = re.compile(r"No pfor vectorization defined for (\w+)")
+_VARYING = re.compile(r"of op '(\w+)' expected to be loop invariant")
+
+
+class NotVectorizableError(Exception):
+    """Reason why a function has no batched form."""
 
 
 def vectorize_maps(graph: Graph) -> Outcome:
@@ -78,56 +103,141 @@ def _vectorize(graph: Graph, stage: Node) -> Function[Graph]:
         raise NotVectorizableError("the function is random or has state")
     if DType.VARIANT in (*element_types(source), *element_types(stage)):
         raise NotVectorizableError("elements are sparse, ragged or datasets")
+    for node in function.graph.nodes.values():
+        if node.op in _SINGLE_OPS:
+            raise NotVectorizableError(f"{node.name} ({node.op}) has no rule for batches")
+        shapes: Any = node.attrs.get("dense_shapes", ())
+        varies = node.attrs.get("num_sparse") or node.attrs.get("ragged_value_types")
+        if varies or not all(shape.is_known for shape in shapes):
+            raise NotVectorizableError(f"{node.name} ({node.op}) has sparse, ragged or variable features")
+    arguments = argument_shapes(graph, stage, function)
+    return vectorize_function(graph, _state_axes(graph, function, arguments), arguments, len(element_types(source)))
+
+
+def _state_axes(graph: Graph, function: Function[Graph], arguments: Sequence[Shape]) -> Function[Graph]:
+    """Return a function whose Squeeze nodes state their axes: without them, they would remove a batch of size 1.
+
+    Raises:
+        NotVectorizableError: a shape is not known.
+    """
+    squeezes = [
+        node for node in function.graph.nodes.values() if node.op == "Squeeze" and not node.attrs.get("squeeze_dims")
+    ]
+    if not squeezes:
+        return function
+    draft = Draft(function.graph)
     try:
-        inferred = infer_specs(function, graph, argument_shapes(graph, stage, function))
+        specs = infer_specs(function, graph, arguments)
     except QuantkitError as error:
         raise NotVectorizableError(error.message) from None
-    shapes = {edge: shape for edge, (shape, _) in inferred.items()}
-    return vectorize_function(function, shapes, len(element_types(source)))
+    for node in squeezes:
+        shape = specs[node.inputs[0]][0]
+        if not shape.is_known:
+            raise NotVectorizableError(f"the shape of {node.inputs[0]} is not known")
+        axes = tuple(axis for axis, size in enumerate(shape.sizes) if size == 1)
+        identity = Node(node.name, "Identity", node.inputs, node.controls, {"T": node.attrs["T"]})
+        draft.replace(node.name, node.with_attrs(squeeze_dims=axes) if axes else identity)
+    return replace(function, graph=draft.graph())
 
 
-def vectorize_function(function: Function[Graph], shapes: dict[Edge, Shape], num_components: int) -> Function[Graph]:
+def vectorize_function(
+    graph: Graph, function: Function[Graph], arguments: Sequence[Shape], num_components: int
+) -> Function[Graph]:
     """Return the function that computes the results of every row of its arguments.
 
     Args:
+        graph: graph with the library.
         function: function of one element.
-        shapes: shape of each tensor in the function.
+        arguments: shape of each argument.
         num_components: number of arguments that are components of an element; the others are the same for every row.
 
     Raises:
         NotVectorizableError: an op has no rule, or a parameter differs from row to row.
     """
-    body = function.graph
-    values = {Edge(node.name): node.value.array for node in body.nodes.values() if node.is_constant}
-    batched = BatchedBody(dict(shapes), values)
-    for node in body:
-        _add_batched(batched, body[node], num_components)
-    outputs = []
-    for (name, dtype), edge in zip(function.results.items(), body.outputs, strict=True):
-        outputs.append(batched.broadcast(edge, dtype, f"result_{name}"))
-    graph = Graph.of(batched.nodes, body.inputs, outputs)
-    return replace(function, name=f"{function.name}__batched", graph=graph, controls={})
+    tf, pfor = import_tensorflow(), _import_rules()
+    from tensorflow.python.ops.parallel_for import control_flow_ops
+
+    message, body = as_message(function, graph, arguments), function.graph
+    names = [f"{edge.node}:0" for edge in body.inputs]
+    types = {f"{node.name}:0": node.attr["dtype"].type for node in message.node if node.op == "Placeholder"}
+    rows = [None if shape.dims is None else (None, *shape.dims) for shape in arguments[:num_components]]
+    shapes = [*rows, *(shape.dims for shape in arguments[num_components:])]
+    outputs = [f"{edge.node}:{edge.port}" for edge in body.outputs]
+
+    def compute(*values: Any) -> Any:
+        def compute_row(index: Any) -> Any:
+            row = [tf.gather(value, index) for value in values[:num_components]]
+            for part, value in zip(row, values, strict=False):
+                part.op.pfor_converter = lambda _, value=value: pfor.wrap(value, True)  # the rows, without a copy
+            tensors = dict(zip(names, (*row, *values[num_components:]), strict=True))
+            return tf.graph_util.import_graph_def(message, tensors, outputs, name="")
+
+        return control_flow_ops.pfor(compute_row, tf.shape(values[0])[0], fallback_to_while_loop=False)
+
+    logger = tf.get_logger()
+    level, logger.disabled = logger.disabled, True  # the error has the same message
+    try:
+        specs = [tf.TensorSpec(shape, types[name]) for shape, name in zip(shapes, names, strict=True)]
+        traced = tf.function(compute, specs, autograph=False).get_concrete_function()
+    except Exception as error:
+        # The report of TensorFlow about an error in an imported op fails, too.
+        raise NotVectorizableError(_reason(body, str(error.__context__ or error))) from None
+    finally:
+        logger.disabled = level
+    return _as_function(function, traced)
 
 
-def _add_batched(batched: BatchedBody, node: Node, num_components: int) -> None:
-    if node.op == "_Arg":
-        index = node.attrs["index"]
-        assert isinstance(index, int)
-        is_component = index < num_components
-        added = node.with_attrs(_output_shapes=None) if is_component else node
-        edge = batched.add(added, batched=is_component)
-        dtype = node.attrs["T"]
-        if is_component and isinstance(dtype, DType):
-            batched.set_first_batched(edge, dtype)
-    elif not any(edge in batched.batched for edge in node.inputs):
-        batched.add(node.with_attrs(_class=None), batched=False)
-    elif node.op == "NoOp":
-        batched.add(node, batched=False)
-    else:
-        rule = RULES.get(node.op)
-        if rule is None:
-            raise NotVectorizableError(f"{node.name} ({node.op}) has no rule for batches")
-        rule(batched, node.with_attrs(_class=None, _output_shapes=None))
+def _reason(body: Graph, message: str) -> str:
+    """Return the reason why TensorFlow does not vectorize a function, with the name of the first such node."""
+    for pattern, reason in (
+        (_NO_RULE, "has no rule for batches"),
+        (_VARYING, "has a parameter that differs from row to row"),
+    ):
+        if match := pattern.search(message):
+            name = next((node.name for node in body.nodes.values() if node.op == match[1]), "a node")
+            return f"{name} ({match[1]}) {reason}"
+    return one_line(message)
+
+
+@cache
+def _import_rules() -> Any:
+    """Return the module of TensorFlow with the rules of op types, after adding those that it does not have."""
+    tf = import_tensorflow()
+    from tensorflow.python.ops.parallel_for import pfor
+
+    def compute_rows(node: Any) -> Any:
+        inputs = [node.stacked_input(0), *map(node.unstacked_input, range(1, node.num_inputs))]
+        operation = pfor._create_op(node.op_type, inputs, [each.dtype for each in node.outputs], node.op.node_def.attr)
+        return [pfor.wrap(output, True) for output in operation.outputs]
+
+    def compute_norm(node: Any) -> Any:
+        axes = node.unstacked_input(1)
+        axes += tf.cast(axes >= 0, axes.dtype)
+        norm = tf.math.reduce_euclidean_norm(node.stacked_input(0), axes, node.get_attr("keep_dims"))
+        return pfor.wrap(norm, True)
+
+    def mirror(node: Any) -> Any:
+        paddings = tf.pad(node.unstacked_input(1), [[1, 0], [0, 0]])
+        return pfor.wrap(tf.pad(node.stacked_input(0), paddings, node.get_attr("mode").decode()), True)
+
+    rules = {**dict.fromkeys(_ROW_OPS, compute_rows), "EuclideanNorm": compute_norm, "MirrorPad": mirror}
+    for op in rules.keys() - pfor._pfor_converter_registry.keys():
+        pfor.RegisterPFor(op)(rules[op])
+    return pfor
+
+
+def _as_function(function: Function[Graph], traced: Any) -> Function[Graph]:
+    """Return a traced function as a function of the library, with the results of another one."""
+    graph = graphdef.decode(traced.graph.as_graph_def().SerializeToString())
+    graph = inline_functions(graph.with_endpoints([], [Edge.parse(tensor.name) for tensor in traced.outputs]))
+    inputs = [Edge.parse(tensor.name) for tensor in traced.inputs]
+    arguments = {
+        edge.node: Node(edge.node, "_Arg", attrs={"T": graph[edge.node].attrs["dtype"], "index": index})
+        for index, edge in enumerate(inputs)
+    }
+    used = graph.without_unused_nodes()
+    nodes = [*arguments.values(), *(node for node in used.nodes.values() if node.name not in arguments)]
+    return replace(function, name=f"{function.name}__batched", graph=Graph.of(nodes, inputs, used.outputs), controls={})
 
 
 def _move_after_batch(graph: Graph, batch: Node, between: list[Node], stage: Node, function: Function[Graph]) -> Graph:

@@ -150,6 +150,12 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "shapes": lambda x: (tf.shape(x), tf.reshape(x, [2, -1]), tf.transpose(x), tf.squeeze(x[None, :, :, None])),
     "padded": lambda x: (tf.pad(x, [[1, 1], [0, 2]]), tf.expand_dims(x, -1), tf.broadcast_to(tf.constant(1.0), [2])),
     "texts": lambda x: (tf.strings.as_string(tf.cast(x, tf.int32)), tf.constant(["a", "b"])),
+    "mirrored": lambda x: (
+        tf.pad(x, [[1, 1], [0, 2]], "REFLECT"),
+        tf.math.reduce_euclidean_norm(x, [0, -1]),
+        tf.squeeze(x),
+    ),
+    "sorted": lambda x: (tf.sort(x), tf.nn.softmax(x), x[: tf.shape(x)[0] // 2], tf.gather_nd(x, [[0, 1]])),
     "choices": lambda x: (tf.where(x > 0, x, -x), tf.clip_by_value(x, -0.5, 0.5), tf.cast(x, tf.int8)),
     "nested calls": tf.function(lambda x: tf.nn.relu(x) / 3.0) if hasattr(tf, "function") else abs,
 }
@@ -166,9 +172,14 @@ def test_rules_for_batches(name: str, execution: Execution) -> None:
 
 
 SKIPPED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "no rule": (lambda x: tf.sort(x), "has no rule for batches"),
+    "no rule": (lambda x: tf.where(x > 0), "(Where) has no rule for batches"),
+    "rounded otherwise": (lambda x: tf.matmul(x[None], x[:, None]), "(MatMul) has no rule for batches"),
+    "branch": (lambda x: tf.cond(x[0] > 0, lambda: x, lambda: -x), "(StatelessIf) has no rule for batches"),
     "random": (lambda x: x + tf.random.uniform([4]), "random or has state"),
-    "parameter": (lambda x: tf.strings.substr("abcdef", tf.cast(x[0], tf.int32), 1), "differs from row to row"),
+    "parameter": (
+        lambda x: tf.fill(tf.cast(x[:1], tf.int32), 1.0),
+        "(Fill) has a parameter that differs from row to row",
+    ),
 }
 
 

@@ -67,7 +67,7 @@ def _function(tf: Any, rng: random.Random) -> Any:
         lambda x: tf.add_n(tf.split(tf.concat([x, x], 0), 2, axis=0)),
         lambda x: x + tf.cast(tf.shape(x)[0], tf.float32),
         lambda x: x + tf.ones([4, 1]) * x[0, 0],
-        lambda x: tf.sort(x, axis=1),  # no rule for batches
+        lambda x: tf.sort(x, axis=1),
         lambda x: tf.image.random_flip_left_right(x[:, :, None])[:, :, 0],
     ]
     return rng.choice(functions)
