@@ -1,6 +1,6 @@
-"""Errors of NumPy kernels, which do not name a node, as errors that name it; values that depend on the runtime."""
+"""Runs of NumPy kernels: errors that name the node, and values that depend on the runtime."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -9,38 +9,42 @@ from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, Shape
 from quantkit.ops.table import Fact, find_ops
 
-KERNEL_ERRORS = (
-    *(ValueError, LookupError, TypeError, AttributeError, OverflowError, ZeroDivisionError),
-    MemoryError,
-)
+KERNEL_ERRORS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, ZeroDivisionError)
 # Ops of both dialects that copy NaN, or compute the same from it in all runtimes. Other ops order values (ArgMax,
 # ReduceMax, TopK, Relu) or convert them to integers, which each kernel of a runtime does in its own way for NaN.
 NAN_OPS = find_ops(Fact.EXACT_NAN)
 
 
-def kernel_error(node: Node, inputs: Sequence[Array | None], error: Exception) -> GraphError:
-    """Return the error of a node whose kernel raised one of `KERNEL_ERRORS`.
+def run_kernel(
+    node: Node,
+    inputs: Sequence[Array | None],
+    kernel: Callable[[], Array | tuple[Array, ...]],
+    *,
+    is_folded: bool,
+) -> tuple[Array, ...]:
+    """Return the outputs of a kernel.
 
     Args:
-        node: the node.
+        node: node that the kernel computes.
         inputs: its input arrays, None for an omitted input.
-        error: error of the kernel.
-    """
-    if isinstance(error, MemoryError):
-        return GraphError(f"node {node.name!r} ({node.op}) needs more memory than this machine has")
-    shapes = ", ".join("none" if array is None else str(Shape(array.shape)) for array in inputs) or "none"
-    return GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}")
-
-
-def check_nan(node: Node, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> None:
-    """Check that the values of a node are the same in all runtimes, so that a constant can replace the node.
+        kernel: function that computes the outputs of the node.
+        is_folded: True if constants replace the node, so that values that depend on the runtime are an error.
 
     Raises:
-        GraphError: an input or output has NaN, and the op is not one of `NAN_OPS`.
+        GraphError: the kernel raised one of `KERNEL_ERRORS`, or has not enough memory; or ``is_folded``, an input or
+            output has NaN, and the op is not one of `NAN_OPS`.
     """
-    if node.op in NAN_OPS:
-        return
-    for array in (*inputs, *outputs):
+    try:
+        with np.errstate(all="ignore"):
+            result = kernel()
+    except MemoryError as error:
+        raise GraphError(f"node {node.name!r} ({node.op}) needs more memory than this machine has") from error
+    except KERNEL_ERRORS as error:
+        shapes = ", ".join("none" if array is None else str(Shape(array.shape)) for array in inputs) or "none"
+        raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error
+    outputs = tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
+    for array in (*inputs, *outputs) if is_folded and node.op not in NAN_OPS else ():
         # V is bfloat16, which has no kind in NumPy.
         if array is not None and array.dtype.kind in "fcV" and np.isnan(array).any():
             raise GraphError(f"node {node.name!r} ({node.op}): the result for NaN depends on the runtime")
+    return outputs

@@ -98,21 +98,21 @@ def convolution_size(node: Node, inputs: Sequence[Array]) -> int:
 
 
 @kernel("Conv2D", output_size=convolution_size)
-def _conv2d(node: Node, inputs: Sequence[Array]) -> Array:
-    x, weights = channels_last(node, _widen(inputs[0])), _widen(inputs[1])
+def _conv2d(node: Node, x: Array, weights: Array) -> Array:
+    x, weights = channels_last(node, _widen(x)), _widen(weights)
     return node_layout(node, convolve(x, weights, _windows_of(node, x, weights)))
 
 
-@kernel("FusedPadConv2D")
-def _pad_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
-    return _mirror_pad_conv2d(node, _widen(inputs[0]), inputs[1], _widen(inputs[2]))
+kernel("FusedPadConv2D")(
+    lambda node, x, paddings, weights: _mirror_pad_conv2d(node, _widen(x), paddings, _widen(weights))
+)
 
 
 @kernel("FusedResizeAndPadConv2D", output_size=resized_size)
-def _resize_pad_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
-    height, width = sizes(inputs[1])
-    resized = resize_bilinear(inputs[0], (height, width), attribute(node, "resize_align_corners"), False)
-    return _mirror_pad_conv2d(node, resized, inputs[2], _widen(inputs[3]))
+def _resize_pad_conv2d(node: Node, x: Array, size: Array, paddings: Array, weights: Array) -> Array:
+    height, width = sizes(size)
+    resized = resize_bilinear(x, (height, width), attribute(node, "resize_align_corners"), False)
+    return _mirror_pad_conv2d(node, resized, paddings, _widen(weights))
 
 
 def _mirror_pad_conv2d(node: Node, x: Array, paddings: Array, weights: Array) -> Array:
@@ -123,9 +123,9 @@ def _mirror_pad_conv2d(node: Node, x: Array, paddings: Array, weights: Array) ->
 
 
 @kernel("DepthwiseConv2dNative", output_size=convolution_size)
-def _depthwise_conv2d(node: Node, inputs: Sequence[Array]) -> Array:
+def _depthwise_conv2d(node: Node, x: Array, weights: Array) -> Array:
     """Compute output channel c * m + k from input channel c and weights [:, :, c, k]; weights: (h, w, c, m)."""
-    x, weights = channels_last(node, _widen(inputs[0])), _widen(inputs[1])
+    x, weights = channels_last(node, _widen(x)), _widen(weights)
     windows = _windows_of(node, x, weights)
     channels, multiplier = weights.shape[2:]
     if x.shape[3] != channels:
@@ -144,12 +144,12 @@ def _transposed_size(node: Node, inputs: Sequence[Array]) -> int:
 
 
 @kernel("Conv2DBackpropInput", output_size=_transposed_size)
-def _conv2d_backprop_input(node: Node, inputs: Sequence[Array]) -> Array:
+def _conv2d_backprop_input(node: Node, input_sizes: Array, weights: Array, y: Array) -> Array:
     """Compute the transposed convolution.
 
     Inputs: the output shape, weights (h, w, c, c_out), y (n, h', w', c_out).
     """
-    shape, weights, y = sizes(inputs[0]), _widen(inputs[1]), channels_last(node, _widen(inputs[2]))
+    shape, weights, y = sizes(input_sizes), _widen(weights), channels_last(node, _widen(y))
     if len(shape) == 2:  # TensorFlow also accepts (height, width)
         spatial: tuple[int, ...] = shape
     else:
@@ -175,8 +175,8 @@ def _conv2d_backprop_input(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("MatMul", output_size=matrix_product)
-def _mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
-    a, b = (_widen(x) for x in inputs)
+def _mat_mul(node: Node, a: Array, b: Array) -> Array:
+    a, b = _widen(a), _widen(b)
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError("matrices are expected")
     a = a.T if attribute(node, "transpose_a") else a
@@ -185,8 +185,8 @@ def _mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", output_size=matrix_product)
-def _batch_mat_mul(node: Node, inputs: Sequence[Array]) -> Array:
-    a, b = (_widen(x) for x in inputs)
+def _batch_mat_mul(node: Node, a: Array, b: Array) -> Array:
+    a, b = _widen(a), _widen(b)
     a = np.conj(a).swapaxes(-1, -2) if attribute(node, "adj_x") else a
     b = np.conj(b).swapaxes(-1, -2) if attribute(node, "adj_y") else b
     return np.asarray(np.matmul(a, b, dtype=_result_type(node)))
@@ -211,6 +211,6 @@ def _einsum_size(node: Node, inputs: Sequence[Array]) -> int:
 
 
 @kernel("Einsum", output_size=_einsum_size)
-def _einsum(node: Node, inputs: Sequence[Array]) -> Array:
+def _einsum(node: Node, *inputs: Array) -> Array:
     equation = attribute(node, "equation").decode().replace(" ", "")
     return np.asarray(np.einsum(equation, *(_widen(x) for x in inputs), optimize=True))

@@ -1,7 +1,7 @@
 """Kernels of elementwise arithmetic, comparisons and functions; outputs have the type of the inputs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -171,19 +171,14 @@ UNARY: dict[str, Function] = {
 }
 
 
-@kernel(*BINARY, output_size=broadcast)
-def _binary(node: Node, inputs: Sequence[Array]) -> Array:
-    return np.asarray(BINARY[node.op](inputs[0], inputs[1]))
+kernel(*BINARY, output_size=broadcast)(lambda node, x, y: np.asarray(BINARY[node.op](x, y)))
 
 
-@kernel(*UNARY)
-def _unary(node: Node, inputs: Sequence[Array]) -> Array:
-    return np.asarray(UNARY[node.op](inputs[0]))
+kernel(*UNARY)(lambda node, x: np.asarray(UNARY[node.op](x)))
 
 
 @kernel("Equal", "NotEqual", output_size=broadcast)
-def _equal(node: Node, inputs: Sequence[Array]) -> Array:
-    x, y = inputs
+def _equal(node: Node, x: Array, y: Array) -> Array:
     compare = np.equal if node.op == "Equal" else np.not_equal
     try:
         return np.asarray(compare(x, y))
@@ -193,15 +188,14 @@ def _equal(node: Node, inputs: Sequence[Array]) -> Array:
         return np.asarray(node.op == "NotEqual")
 
 
-@kernel("ApproximateEqual", output_size=broadcast)
-def _approximate_equal(node: Node, inputs: Sequence[Array]) -> Array:
-    return np.asarray(np.abs(inputs[0] - inputs[1]) < attribute(node, "tolerance"))
+kernel("ApproximateEqual", output_size=broadcast)(
+    lambda node, x, y: np.asarray(np.abs(x - y) < attribute(node, "tolerance"))
+)
 
 
 @kernel("AddN", "AccumulateNV2")
-def _add_n(_: Node, inputs: Sequence[Array]) -> Array:
-    total = inputs[0]
-    for other in inputs[1:]:
+def _add_n(_: Node, total: Array, *inputs: Array) -> Array:
+    for other in inputs:
         if other.shape != total.shape:
             raise ValueError("all tensors of a sum must have the same shape")
         total = total + other
@@ -209,21 +203,16 @@ def _add_n(_: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("LeakyRelu")
-def _leaky_relu(node: Node, inputs: Sequence[Array]) -> Array:
-    x = inputs[0]
+def _leaky_relu(node: Node, x: Array) -> Array:
     return np.where(x > 0, x, x * np.asarray(attribute(node, "alpha"), x.dtype))
 
 
-@kernel("ClipByValue", output_size=broadcast)
-def _clip_by_value(_: Node, inputs: Sequence[Array]) -> Array:
-    x, low, high = inputs
-    return np.clip(x, low, high)
+kernel("ClipByValue", output_size=broadcast)(lambda _, x, low, high: np.clip(x, low, high))
 
 
 @kernel("Select")
-def _select(_: Node, inputs: Sequence[Array]) -> Array:
+def _select(_: Node, condition: Array, x: Array, y: Array) -> Array:
     """Select elements; a condition vector selects whole rows."""
-    condition, x, y = inputs
     if x.shape != y.shape:
         raise ValueError("both branches must have the same shape")
     if condition.ndim == 1 and x.ndim > 1:
@@ -231,15 +220,13 @@ def _select(_: Node, inputs: Sequence[Array]) -> Array:
     return np.where(condition, x, y)
 
 
-@kernel("SelectV2", output_size=broadcast)
-def _select_v2(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.where(*inputs)
+kernel("SelectV2", output_size=broadcast)(lambda _, condition, x, y: np.where(condition, x, y))
 
 
 @kernel("Cast")
-def _cast(node: Node, inputs: Sequence[Array]) -> Array:
+def _cast(node: Node, x: Array) -> Array:
     """Convert as C does: towards zero; the result for values outside the target range depends on the processor."""
-    x, to = inputs[0], attribute(node, "DstT")
+    to = attribute(node, "DstT")
     if to is DType.STRING:
         raise ValueError("numbers cannot be cast to strings")
     if to is DType.BFLOAT16 and attribute(node, "Truncate"):
@@ -249,13 +236,13 @@ def _cast(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("Bitcast")
-def _bitcast(node: Node, inputs: Sequence[Array]) -> Array:
+def _bitcast(node: Node, x: Array) -> Array:
     """Reinterpret the bytes; a wider type removes the last dimension, a narrower type adds a dimension."""
-    x, to = np.ascontiguousarray(inputs[0]), attribute(node, "type").numpy
+    shape, x, to = x.shape, np.ascontiguousarray(x), attribute(node, "type").numpy
     if x.dtype.itemsize == to.itemsize:
-        return x.reshape(inputs[0].shape).view(to)
+        return x.reshape(shape).view(to)
     if x.dtype.itemsize > to.itemsize:
-        return x.reshape(*inputs[0].shape, 1).view(to)
-    if inputs[0].shape[-1:] != (to.itemsize // x.dtype.itemsize,):
+        return x.reshape(*shape, 1).view(to)
+    if shape[-1:] != (to.itemsize // x.dtype.itemsize,):
         raise ValueError(f"the last dimension must have the size of one {to.name}")
     return np.asarray(x.view(to)[..., 0])

@@ -70,9 +70,9 @@ def resized_size(_: Node, inputs: Sequence[Array]) -> int:
 
 
 @kernel("ResizeBilinear", output_size=resized_size)
-def _resize_bilinear(node: Node, inputs: Sequence[Array]) -> Array:
-    target = _target_size(*inputs)
-    return resize_bilinear(inputs[0], target, attribute(node, "align_corners"), attribute(node, "half_pixel_centers"))
+def _resize_bilinear(node: Node, x: Array, size: Array) -> Array:
+    target = _target_size(x, size)
+    return resize_bilinear(x, target, attribute(node, "align_corners"), attribute(node, "half_pixel_centers"))
 
 
 def _nearest(size: int, target: int, align_corners: bool, half_pixel_centers: bool) -> Array:
@@ -84,8 +84,8 @@ def _nearest(size: int, target: int, align_corners: bool, half_pixel_centers: bo
 
 
 @kernel("ResizeNearestNeighbor", output_size=resized_size)
-def _resize_nearest(node: Node, inputs: Sequence[Array]) -> Array:
-    x, (height, width) = inputs[0], _target_size(*inputs)
+def _resize_nearest(node: Node, x: Array, size: Array) -> Array:
+    height, width = _target_size(x, size)
     flags = attribute(node, "align_corners"), attribute(node, "half_pixel_centers")
     rows = x[:, _nearest(x.shape[1], height, *flags)]
     return np.asarray(rows[:, :, _nearest(x.shape[2], width, *flags)])

@@ -15,10 +15,9 @@ from quantkit.ops.tensorflow.signatures import attribute
 
 
 @kernel("Slice")
-def _slice(_: Node, inputs: Sequence[Array]) -> Array:
-    x, begins, counts = inputs[0], sizes(inputs[1]), sizes(inputs[2])
+def _slice(_: Node, x: Array, begins: Array, counts: Array) -> Array:
     window = []
-    for begin, count, size in zip(begins, counts, x.shape, strict=True):
+    for begin, count, size in zip(sizes(begins), sizes(counts), x.shape, strict=True):
         end = size if count == -1 else begin + count
         if not 0 <= begin <= end <= size:
             raise ValueError(f"a slice of {count} elements from {begin} exceeds the size {size}")
@@ -49,9 +48,7 @@ def strided_index(node: Node, begins: Array, ends: Array, strides: Array) -> tup
     return tuple(index)
 
 
-@kernel("StridedSlice")
-def _strided_slice(node: Node, inputs: Sequence[Array]) -> Array:
-    return np.asarray(inputs[0][strided_index(node, *inputs[1:])])
+kernel("StridedSlice")(lambda node, x, *limits: np.asarray(x[strided_index(node, *limits)]))
 
 
 def _gather_size(node: Node, inputs: Sequence[Array]) -> int:
@@ -61,11 +58,10 @@ def _gather_size(node: Node, inputs: Sequence[Array]) -> int:
 
 
 @kernel("Gather", "GatherV2", "ResourceGather", output_size=_gather_size)
-def _gather(node: Node, inputs: Sequence[Array]) -> Array:
+def _gather(node: Node, x: Array, indices: Array, *axes: Array) -> Array:
     """Gather slices along an axis; the first ``batch_dims`` dimensions are batch dimensions of both inputs."""
-    x, indices = inputs[:2]
     batch_dims = attribute(node, "batch_dims") if node.op == "GatherV2" else 0
-    axis = axis_of(scalar(inputs[2]), x.ndim) if node.op == "GatherV2" else 0
+    axis = axis_of(scalar(axes[0]), x.ndim) if node.op == "GatherV2" else 0
     batch_dims = axis_of(batch_dims, indices.ndim + 1) if batch_dims else 0
     if indices.size and not (indices.min() >= 0 and indices.max() < x.shape[axis]):
         raise ValueError(f"indices must be in [0, {x.shape[axis]})")
@@ -86,8 +82,7 @@ def _gather_nd_size(_: Node, inputs: Sequence[Array]) -> int:
 
 
 @kernel("GatherNd", output_size=_gather_nd_size)
-def _gather_nd(_: Node, inputs: Sequence[Array]) -> Array:
-    x, indices = inputs
+def _gather_nd(_: Node, x: Array, indices: Array) -> Array:
     depth = indices.shape[-1]
     if np.any(indices < 0) or np.any(indices >= np.array(x.shape[:depth])):
         raise ValueError("an index is out of range")
@@ -95,16 +90,14 @@ def _gather_nd(_: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("ScatterNd", output_size=stated_shape(2))
-def _scatter_nd(_: Node, inputs: Sequence[Array]) -> Array:
-    indices, updates, shape = inputs
+def _scatter_nd(_: Node, indices: Array, updates: Array, shape: Array) -> Array:
     result = np.zeros(sizes(shape), updates.dtype)
     np.add.at(result, tuple(np.moveaxis(indices, -1, 0)), updates)
     return result
 
 
 @kernel("TensorScatterUpdate", "TensorScatterAdd")
-def _tensor_scatter(node: Node, inputs: Sequence[Array]) -> Array:
-    x, indices, updates = inputs
+def _tensor_scatter(node: Node, x: Array, indices: Array, updates: Array) -> Array:
     result, positions = x.copy(), tuple(np.moveaxis(indices, -1, 0))
     if node.op == "TensorScatterAdd":
         np.add.at(result, positions, updates)
@@ -120,7 +113,7 @@ def _dynamic_stitch_size(node: Node, inputs: Sequence[Array]) -> int:
 
 
 @kernel("DynamicStitch", "ParallelDynamicStitch", output_size=_dynamic_stitch_size)
-def _dynamic_stitch(node: Node, inputs: Sequence[Array]) -> Array:
+def _dynamic_stitch(node: Node, *inputs: Array) -> Array:
     """Write rows of several tensors to the given row indices; a later write replaces an earlier write."""
     count = attribute(node, "N")
     indices, data = inputs[:count], inputs[count:]
@@ -132,24 +125,20 @@ def _dynamic_stitch(node: Node, inputs: Sequence[Array]) -> Array:
     return result
 
 
-@kernel("Where")
-def _where(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.argwhere(inputs[0]).astype(np.int64)
+kernel("Where")(lambda _, x: np.argwhere(x).astype(np.int64))
 
 
 @kernel("OneHot", output_size=lambda _, inputs: inputs[0].size * scalar(inputs[1]))
-def _one_hot(node: Node, inputs: Sequence[Array]) -> Array:
-    indices, depth, on, off = inputs
+def _one_hot(node: Node, indices: Array, depth: Array, on: Array, off: Array) -> Array:
     axis = axis_of(attribute(node, "axis"), indices.ndim + 1)
     classes = np.arange(scalar(depth)).reshape(-1, *[1] * (indices.ndim - axis))
     return np.where(np.expand_dims(indices, axis) == classes, on, off)
 
 
 @kernel("TopK", "TopKV2")
-def _top_k(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def _top_k(node: Node, x: Array, *counts: Array) -> tuple[Array, ...]:
     """Return the largest k elements of the last axis; equal elements keep their order."""
-    x = inputs[0]
-    k = scalar(inputs[1]) if node.op == "TopKV2" else attribute(node, "k")
+    k = scalar(counts[0]) if node.op == "TopKV2" else attribute(node, "k")
     if not 0 <= k <= x.shape[-1]:
         raise ValueError(f"k = {k} exceeds the size {x.shape[-1]} of the last axis")
     # A stable sort of the reversed axis, reversed again, is descending and keeps the order of equal elements.
@@ -158,15 +147,14 @@ def _top_k(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 @kernel("ListDiff")
-def _list_diff(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, removed = inputs
+def _list_diff(node: Node, x: Array, removed: Array) -> tuple[Array, ...]:
     remaining = np.flatnonzero(~np.isin(x, removed))
     return x[remaining], remaining.astype(attribute(node, "out_idx").numpy)
 
 
 @kernel("Unique")
-def _unique(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    values, first, inverse = np.unique(inputs[0], return_index=True, return_inverse=True)
+def _unique(node: Node, x: Array) -> tuple[Array, ...]:
+    values, first, inverse = np.unique(x, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(order.size)

@@ -1,7 +1,5 @@
 """Kernels of bias, batch norm, softmax, response normalization and fake quantization."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from quantkit.ir.graph import Node
@@ -12,8 +10,7 @@ from quantkit.ops.tensorflow.signatures import attribute
 
 
 @kernel("BiasAdd", "BiasAddV1")
-def _bias_add(node: Node, inputs: Sequence[Array]) -> Array:
-    x, bias = inputs
+def _bias_add(node: Node, x: Array, bias: Array) -> Array:
     axis = 1 if is_nchw(node) else x.ndim - 1
     if bias.shape != x.shape[axis : axis + 1]:
         raise ValueError(f"the bias must have {x.shape[axis] if axis < x.ndim else 0} elements")
@@ -21,13 +18,14 @@ def _bias_add(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-def _fused_batch_norm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def _fused_batch_norm(
+    node: Node, features: Array, scale: Array, offset: Array, mean: Array, variance: Array
+) -> tuple[Array, ...]:
     """Compute (x - mean) * scale / sqrt(variance + epsilon) + offset, with the batch statistics in training.
 
     Outputs: y, mean, variance, and the inputs of the gradient op: mean and variance (population variance in
     training), and in V3 an empty tensor.
     """
-    features, scale, offset, mean, variance = inputs
     x = channels_last(node, features).astype(np.float32, copy=False)
     for vector in (scale, offset):
         if vector.shape != x.shape[-1:]:
@@ -54,9 +52,8 @@ def _fused_batch_norm(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 @kernel("BatchNormWithGlobalNormalization")
-def _old_batch_norm(node: Node, inputs: Sequence[Array]) -> Array:
+def _old_batch_norm(node: Node, x: Array, mean: Array, variance: Array, beta: Array, gamma: Array) -> Array:
     """Compute (t - mean) * gamma / sqrt(variance + epsilon) + beta; gamma only if scale_after_normalization."""
-    x, mean, variance, beta, gamma = inputs
     if not mean.shape == variance.shape == beta.shape == gamma.shape == x.shape[-1:]:
         raise ValueError(f"mean, variance, beta and gamma must have {x.shape[-1] if x.ndim else 0} elements")
     factor = 1 / np.sqrt(variance + np.asarray(attribute(node, "variance_epsilon"), x.dtype))
@@ -75,23 +72,21 @@ def softmax(x: Array) -> Array:
 
 
 @kernel("Softmax")
-def _softmax(_: Node, inputs: Sequence[Array]) -> Array:
-    x = inputs[0]
+def _softmax(_: Node, x: Array) -> Array:
     return softmax(x.astype(np.float32) if x.dtype.itemsize < 4 else x)
 
 
 @kernel("LogSoftmax")
-def _log_softmax(_: Node, inputs: Sequence[Array]) -> Array:
-    x = inputs[0].astype(np.float32) if inputs[0].dtype.itemsize < 4 else inputs[0]
+def _log_softmax(_: Node, x: Array) -> Array:
+    x = x.astype(np.float32) if x.dtype.itemsize < 4 else x
     shifted = x - x.max(-1, keepdims=True, initial=-np.inf)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 @kernel("LRN")
-def _lrn(node: Node, inputs: Sequence[Array]) -> Array:
+def _lrn(node: Node, x: Array) -> Array:
     """Compute x / (bias + alpha * sum of squares over the channels within the radius) ** beta."""
-    x, radius = inputs[0], attribute(node, "depth_radius")
-    depth = x.shape[-1]
+    radius, depth = attribute(node, "depth_radius"), x.shape[-1]
     squares = np.square(x)
     total = np.zeros_like(x)
     for shift in range(-min(radius, depth - 1), min(radius, depth - 1) + 1):
@@ -125,14 +120,13 @@ def simulate_quantization(x: Array, low: Array, high: Array, num_bits: int, narr
 
 
 @kernel("FakeQuantWithMinMaxArgs")
-def _fake_quant_args(node: Node, inputs: Sequence[Array]) -> Array:
+def _fake_quant_args(node: Node, x: Array) -> Array:
     low, high = np.array(attribute(node, "min"), np.float32), np.array(attribute(node, "max"), np.float32)
-    return simulate_quantization(inputs[0], low, high, attribute(node, "num_bits"), attribute(node, "narrow_range"))
+    return simulate_quantization(x, low, high, attribute(node, "num_bits"), attribute(node, "narrow_range"))
 
 
 @kernel("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel")
-def _fake_quant_vars(node: Node, inputs: Sequence[Array]) -> Array:
-    x, low, high = inputs
+def _fake_quant_vars(node: Node, x: Array, low: Array, high: Array) -> Array:
     shape = x.shape[-1:] if node.op.endswith("PerChannel") else ()
     if low.shape != shape or high.shape != shape:
         raise ValueError(f"the range must have the shape {shape}")

@@ -1,7 +1,5 @@
 """Kernels of pools; maximum and average ignore padding."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from quantkit.ir.graph import Node
@@ -37,16 +35,16 @@ def window_counts(windows: Windows) -> Array:
 
 
 @kernel("MaxPool", "MaxPoolV2")
-def _max_pool(node: Node, inputs: Sequence[Array]) -> Array:
+def _max_pool(node: Node, x: Array, *window: Array) -> Array:
     if node.op == "MaxPoolV2":
-        node = node.with_attrs(ksize=sizes(inputs[1]), strides=sizes(inputs[2]))
-    x = channels_last(node, inputs[0])
+        node = node.with_attrs(ksize=sizes(window[0]), strides=sizes(window[1]))
+    x = channels_last(node, x)
     return node_layout(node, max_pool(x, pool_windows(node, x, attribute(node, "ksize"))))
 
 
 @kernel("AvgPool")
-def _avg_pool(node: Node, inputs: Sequence[Array]) -> Array:
-    x = channels_last(node, inputs[0])
+def _avg_pool(node: Node, x: Array) -> Array:
+    x = channels_last(node, x)
     windows = pool_windows(node, x, attribute(node, "ksize"))
     wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
     return node_layout(node, window_sums(wide, windows) / window_counts(windows).astype(wide.dtype))

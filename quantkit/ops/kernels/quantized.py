@@ -183,8 +183,7 @@ def _reshape_along(x: Array, values: Array, axis: int) -> Array:
 
 
 @kernel("QuantizeV2")
-def _quantize(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    x, input_low, input_high = inputs
+def _quantize(node: Node, x: Array, input_low: Array, input_high: Array) -> tuple[Array, Array, Array]:
     axis, mode, dtype = attribute(node, "axis"), attribute(node, "mode"), _type(node, "T")
     low, high = _widen_range(node, _reshape_along(x, input_low, axis), _reshape_along(x, input_high, axis))
     if mode == b"SCALED":
@@ -218,8 +217,7 @@ def _quantize_combined(x: Array, low: Array, high: Array, dtype: DType) -> Array
 
 
 @kernel("Dequantize")
-def _dequantize(node: Node, inputs: Sequence[Array]) -> Array:
-    values, input_low, input_high = inputs
+def _dequantize(node: Node, values: Array, input_low: Array, input_high: Array) -> Array:
     axis, mode, dtype = attribute(node, "axis"), attribute(node, "mode"), _type(node, "T")
     low, high = _reshape_along(values, input_low, axis), _reshape_along(values, input_high, axis)
     limits = np.iinfo(dtype.numpy)
@@ -234,18 +232,20 @@ def _dequantize(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("RequantizationRange")
-def _requantization_range(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array]:
+def _requantization_range(node: Node, values: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """Return the range of the values that occur, with a low end of at most 0."""
-    values, source = inputs[0], QuantizedRange.of(inputs[1], inputs[2], _type(node, "Tinput"))
+    source = QuantizedRange.of(low, high, _type(node, "Tinput"))
     if not values.size:
         raise ValueError("an empty tensor has no range")
     return np.minimum(F32(0), source.dequantize_in_float64(values.min())), source.dequantize_in_float64(values.max())
 
 
 @kernel("Requantize")
-def _requantize(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    values, source = inputs[0], QuantizedRange.of(inputs[1], inputs[2], _type(node, "Tinput"))
-    target = QuantizedRange.of(inputs[3], inputs[4], _type(node, "out_type"))
+def _requantize(
+    node: Node, values: Array, low: Array, high: Array, output_low: Array, output_high: Array
+) -> tuple[Array, Array, Array]:
+    source = QuantizedRange.of(low, high, _type(node, "Tinput"))
+    target = QuantizedRange.of(output_low, output_high, _type(node, "out_type"))
     if target.low > 0:
         raise ValueError(f"requested_output_min must be <= 0, but got {target.low}")
     if target.high < target.low:
@@ -278,10 +278,10 @@ def _requantize_in_integers(values: Array, source: QuantizedRange, target: Quant
 
 
 def _operand_ranges(
-    node: Node, inputs: Sequence[Array], types: tuple[str, str]
+    node: Node, bounds: Sequence[Array], types: tuple[str, str]
 ) -> tuple[QuantizedRange, QuantizedRange]:
-    """Return the ranges of both operands, whose bounds are the inputs 2 to 5."""
-    low_a, high_a, low_b, high_b = inputs[2:6]
+    """Return the ranges of both operands, from their four bounds."""
+    low_a, high_a, low_b, high_b = bounds
     left, right = (_type(node, name) for name in types)
     return QuantizedRange.of(low_a, high_a, left), QuantizedRange.of(low_b, high_b, right)
 
@@ -295,10 +295,10 @@ def _check_broadcast(x: Array, y: Array) -> None:
 
 
 @kernel("QuantizedConv2D", output_size=convolution_size)
-def _conv2d(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
+def _conv2d(node: Node, x: Array, weights: Array, *bounds: Array) -> tuple[Array, Array, Array]:
     """Compute exact sums of (x - zero) * (w - zero); signed weights have zero point 0."""
-    x, weights = channels_last(node, inputs[0]), inputs[1]
-    data, filters = _operand_ranges(node, inputs, ("Tinput", "Tfilter"))
+    x = channels_last(node, x)
+    data, filters = _operand_ranges(node, bounds, ("Tinput", "Tfilter"))
     if weights.ndim != 4:
         raise ValueError("weights must have four dimensions")
     windows = Windows.of(node, (x.shape[1], x.shape[2]), (weights.shape[0], weights.shape[1]))
@@ -326,9 +326,8 @@ def _symmetric_conv2d(
 
 
 @kernel("QuantizedMatMul", output_size=matrix_product)
-def _mat_mul(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    left, right = _operand_ranges(node, inputs, ("T1", "T2"))
-    a, b = inputs[0], inputs[1]
+def _mat_mul(node: Node, a: Array, b: Array, *bounds: Array) -> tuple[Array, Array, Array]:
+    left, right = _operand_ranges(node, bounds, ("T1", "T2"))
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError("matrices are expected")
     for letter, operand in (("a", left), ("b", right)):
@@ -341,9 +340,8 @@ def _mat_mul(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
 
 
 @kernel("QuantizedMul", output_size=broadcast_pair)
-def _mul(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    x, y = inputs[:2]
-    left, right = _operand_ranges(node, inputs, ("T1", "T2"))
+def _mul(node: Node, x: Array, y: Array, *bounds: Array) -> tuple[Array, Array, Array]:
+    left, right = _operand_ranges(node, bounds, ("T1", "T2"))
     _check_broadcast(x, y)
     result = _product_range(left, right, _type(node, "Toutput"))
     return result.clamp((x.astype(F64) - left.zero) * (y.astype(F64) - right.zero)), *result.bounds
@@ -355,9 +353,8 @@ def _sum_range(left: QuantizedRange, right: QuantizedRange, headroom: int) -> Qu
 
 
 @kernel("QuantizedAdd", output_size=broadcast_pair)
-def _add(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    x, y = inputs[:2]
-    left, right = _operand_ranges(node, inputs, ("T1", "T2"))
+def _add(node: Node, x: Array, y: Array, *bounds: Array) -> tuple[Array, Array, Array]:
+    left, right = _operand_ranges(node, bounds, ("T1", "T2"))
     _check_broadcast(x, y)
     result = _sum_range(left, right, ADD_HEADROOM)
     return _rescale(x, left, result) + _rescale(y, right, result), *result.bounds
@@ -375,9 +372,8 @@ def _rescale(values: Array, source: QuantizedRange, target: QuantizedRange) -> A
 
 
 @kernel("QuantizedBiasAdd")
-def _bias_add(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    x, bias = inputs[:2]
-    left, right = _operand_ranges(node, inputs, ("T1", "T2"))
+def _bias_add(node: Node, x: Array, bias: Array, *bounds: Array) -> tuple[Array, Array, Array]:
+    left, right = _operand_ranges(node, bounds, ("T1", "T2"))
     if bias.shape != x.shape[-1:]:
         raise ValueError(f"the bias must have {x.shape[-1] if x.ndim else 0} elements")
     result = _sum_range(left, right, BIAS_ADD_HEADROOM)
@@ -389,14 +385,9 @@ def _bias_add(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]
 # ----------------------------------------------------------------------------------------- pass-through ops
 
 
-def _with_range(values: Array, inputs: Sequence[Array], first: int) -> tuple[Array, Array, Array]:
-    """Return quantized values with the range of the inputs ``first`` and ``first + 1``."""
-    return values, inputs[first].reshape(()), inputs[first + 1].reshape(())
-
-
 @kernel("QuantizedRelu", "QuantizedRelu6")
-def _relu(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    x, source = inputs[0], QuantizedRange.of(inputs[1], inputs[2], _type(node, "Tinput"))
+def _relu(node: Node, x: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
+    source = QuantizedRange.of(low, high, _type(node, "Tinput"))
     result = np.maximum(x, source.quantize_in_float64(np.zeros((), F32)))
     if node.op == "QuantizedRelu6":
         result = np.minimum(result, source.quantize_in_float64(np.asarray(6, F32)))
@@ -404,22 +395,23 @@ def _relu(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
 
 
 @kernel("QuantizedMaxPool")
-def _max_pool(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    x = channels_last(node, inputs[0])
-    return _with_range(max_pool(x, pool_windows(node, x, attribute(node, "ksize"))), inputs, 1)
+def _max_pool(node: Node, x: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
+    x = channels_last(node, x)
+    windows = pool_windows(node, x, attribute(node, "ksize"))
+    return max_pool(x, windows), low.reshape(()), high.reshape(())
 
 
 @kernel("QuantizedAvgPool")
-def _avg_pool(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
+def _avg_pool(node: Node, x: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
     """Compute means of quantized values, rounded towards zero."""
-    x = channels_last(node, inputs[0])
+    x = channels_last(node, x)
     windows = pool_windows(node, x, attribute(node, "ksize"))
     means = window_sums(x.astype(np.int32), windows) / window_counts(windows)
-    return _with_range(np.trunc(means).astype(x.dtype), inputs, 1)
+    return np.trunc(means).astype(x.dtype), low.reshape(()), high.reshape(())
 
 
 @kernel("QuantizedConcat", "QuantizedConcatV2")
-def _concat(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
+def _concat(node: Node, *inputs: Array) -> tuple[Array, Array, Array]:
     """Concatenate tensors, requantized to the union of their ranges."""
     dtype, count = _type(node, "T"), attribute(node, "N")
     axis_first = node.op == "QuantizedConcat"
@@ -441,21 +433,21 @@ def _concat(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
 
 
 @kernel("QuantizedReshape")
-def _reshape(_: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    if inputs[2].size != 1 or inputs[3].size != 1:
+def _reshape(_: Node, x: Array, shape: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
+    if low.size != 1 or high.size != 1:
         raise ValueError("a range must have one minimum and one maximum")
-    return _with_range(inputs[0].reshape(sizes(inputs[1])), inputs, 2)
+    return x.reshape(sizes(shape)), low.reshape(()), high.reshape(())
 
 
 @kernel("QuantizedResizeBilinear", output_size=resized_size)
-def _resize_bilinear(node: Node, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    x, target = inputs[0], sizes(inputs[1])
-    if x.ndim != 4 or len(target) != 2:
+def _resize_bilinear(node: Node, x: Array, size: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
+    if x.ndim != 4 or size.size != 2:
         raise ValueError("images (n, h, w, c) and a height and width are expected")
-    size = target[0], target[1]
+    height, width = sizes(size)
     flags = attribute(node, "align_corners"), attribute(node, "half_pixel_centers")
-    result = _blend_quantized(x, size, *flags) if x.dtype == np.uint8 else resize_bilinear(x, size, *flags)
-    return _with_range(result, inputs, 2)
+    resize = _blend_quantized if x.dtype == np.uint8 else resize_bilinear
+    result = resize(x, (height, width), *flags)
+    return result, low.reshape(()), high.reshape(())
 
 
 def _blend_quantized(x: Array, target: tuple[int, int], align_corners: bool, half_pixel_centers: bool) -> Array:

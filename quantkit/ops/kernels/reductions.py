@@ -1,6 +1,6 @@
 """Kernels of reductions and cumulative sums."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,26 +50,23 @@ REDUCTIONS: dict[str, Reduce] = {
 
 
 @kernel(*REDUCTIONS)
-def _reduce(node: Node, inputs: Sequence[Array]) -> Array:
-    x = inputs[0]
-    axes = tuple(axis_of(axis, x.ndim) for axis in sizes(inputs[1]))
-    if len(set(axes)) != len(axes):
-        raise ValueError(f"duplicate axis in {axes}")
-    return np.asarray(REDUCTIONS[node.op](x, axes, attribute(node, "keep_dims")))
+def _reduce(node: Node, x: Array, axes: Array) -> Array:
+    reduced = tuple(axis_of(axis, x.ndim) for axis in sizes(axes))
+    if len(set(reduced)) != len(reduced):
+        raise ValueError(f"duplicate axis in {reduced}")
+    return np.asarray(REDUCTIONS[node.op](x, reduced, attribute(node, "keep_dims")))
 
 
 @kernel("ArgMax", "ArgMin")
-def _arg_extreme(node: Node, inputs: Sequence[Array]) -> Array:
-    x = inputs[0]
+def _arg_extreme(node: Node, x: Array, axis: Array) -> Array:
     find = np.argmax if node.op == "ArgMax" else np.argmin
-    return np.asarray(find(x, axis_of(scalar(inputs[1]), x.ndim)))
+    return np.asarray(find(x, axis_of(scalar(axis), x.ndim)))
 
 
 @kernel("Cumsum", "Cumprod")
-def _cumulative(node: Node, inputs: Sequence[Array]) -> Array:
+def _cumulative(node: Node, x: Array, dim: Array) -> Array:
     """Compute cumulative sums or products; ``exclusive`` omits the element itself, ``reverse`` starts at the end."""
-    x = inputs[0]
-    axis = axis_of(scalar(inputs[1]), x.ndim)
+    axis = axis_of(scalar(dim), x.ndim)
     run, neutral = (np.cumsum, 0) if node.op == "Cumsum" else (np.cumprod, 1)
     x = np.flip(x, axis) if attribute(node, "reverse") else x
     if attribute(node, "exclusive"):
@@ -80,6 +77,4 @@ def _cumulative(node: Node, inputs: Sequence[Array]) -> Array:
     return np.flip(result, axis) if attribute(node, "reverse") else result
 
 
-@kernel("L2Loss")
-def _l2_loss(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.asarray(np.sum(np.square(inputs[0])) / 2)
+kernel("L2Loss")(lambda _, x: np.asarray(np.sum(np.square(x)) / 2))

@@ -1,6 +1,6 @@
 """Table of kernels, with their error handling.
 
-A kernel is a function ``(node, inputs) -> array`` or ``-> tuple of arrays``. It raises ValueError for invalid
+A kernel is a function ``(node, *inputs) -> array`` or ``-> tuple of arrays``. It raises ValueError for invalid
 inputs; the registry converts the error into a GraphError with the node's name.
 """
 
@@ -12,17 +12,16 @@ from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.limits import check_size
-from quantkit.ops.kernel_errors import KERNEL_ERRORS, check_nan, kernel_error
+from quantkit.ops.kernel_errors import run_kernel
 from quantkit.ops.kernels.output_sizes import OutputSize, sum_of_inputs
 from quantkit.ops.shape_rules import Rules
 from quantkit.ops.tensorflow.signatures import output_dtypes
 
-Kernel = Callable[[Node, Sequence[Array]], Array | tuple[Array, ...]]
-GuardedKernel = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
+Kernel = Callable[..., Array | tuple[Array, ...]]
 # (node, values of its inputs) -> values of its outputs; None if the op is not supported.
 Evaluate = Callable[[Node, Sequence[Array]], tuple[Array, ...] | None]
 
-KERNELS: Rules[GuardedKernel] = Rules()
+KERNELS: Rules[Kernel] = Rules()
 # Rules of ops whose output can be larger than the inputs.
 _OUTPUT_SIZES: dict[str, OutputSize] = {}
 
@@ -37,13 +36,8 @@ def kernel(*ops: str, output_size: OutputSize = sum_of_inputs) -> Callable[[Kern
     Raises:
         ValueError: an op type already has a kernel.
     """
-
-    def register(function: Kernel) -> Kernel:
-        KERNELS.rule(*ops)(_guard(function))
-        _OUTPUT_SIZES.update(dict.fromkeys(ops, output_size))
-        return function
-
-    return register
+    _OUTPUT_SIZES.update(dict.fromkeys(ops, output_size))
+    return KERNELS.rule(*ops)
 
 
 def has_kernel(op: str) -> bool:
@@ -95,31 +89,13 @@ def evaluate(
             hint="run the graph in TensorFlow: --runtime tensorflow, or --evaluate-with tensorflow when folding",
         )
     check_size(f"node {node.name!r} ({node.op}) computes", output_bytes(node, inputs), max_bytes)
-    outputs = function(node, inputs)
-    if is_folded:
-        check_nan(node, inputs, outputs)
-    return outputs
+    return run_kernel(node, inputs, lambda: _cast_outputs(node, function(node, *inputs)), is_folded=is_folded)
 
 
-def _guard(function: Kernel) -> GuardedKernel:
-    def run(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        try:
-            with np.errstate(all="ignore"):
-                result = function(node, inputs)
-            outputs = result if isinstance(result, tuple) else (result,)
-            return _cast_outputs(node, outputs)
-        except KERNEL_ERRORS as error:
-            raise kernel_error(node, inputs, error) from error
-
-    return run
-
-
-def _cast_outputs(node: Node, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
+def _cast_outputs(node: Node, result: Array | tuple[Array, ...]) -> tuple[Array, ...]:
     """Cast outputs to the types of the node's signature; NumPy's promotion can differ."""
-    declared = output_dtypes(node)
+    outputs = result if isinstance(result, tuple) else (result,)
     return tuple(
-        np.asarray(array)
-        if dtype is None or dtype is DType.STRING
-        else np.asarray(array).astype(dtype.numpy, copy=False)
-        for array, dtype in zip(outputs, declared, strict=True)
+        array if dtype is None or dtype is DType.STRING else np.asarray(array).astype(dtype.numpy, copy=False)
+        for array, dtype in zip(outputs, output_dtypes(node), strict=True)
     )

@@ -41,25 +41,36 @@ def sizes(array: Array) -> tuple[int, ...]:
     return tuple(int(size) for size in array.reshape(-1))
 
 
-@kernel("Shape", "ShapeN")
-def _shape(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    dtype = attribute(node, "out_type").numpy
-    return tuple(np.array(x.shape, dtype) for x in inputs)
-
-
-@kernel("Rank")
-def _rank(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.array(inputs[0].ndim, np.int32)
-
-
-@kernel("Size")
-def _size(node: Node, inputs: Sequence[Array]) -> Array:
-    return np.array(inputs[0].size, attribute(node, "out_type").numpy)
+kernel("Shape", "ShapeN")(
+    lambda node, *inputs: tuple(np.array(x.shape, attribute(node, "out_type").numpy) for x in inputs)
+)
+kernel("Rank")(lambda _, x: np.array(x.ndim, np.int32))
+kernel("Size")(lambda node, x: np.array(x.size, attribute(node, "out_type").numpy))
+kernel("ExpandDims")(lambda _, x, axis: np.expand_dims(x, axis_of(scalar(axis), x.ndim + 1)))
+kernel("Pack")(lambda node, *inputs: np.stack(inputs, axis_of(attribute(node, "axis"), inputs[0].ndim + 1)))
+kernel("Concat")(lambda _, axis, *values: concatenate(values, scalar(axis)))
+kernel("ConcatV2")(lambda _, *inputs: concatenate(inputs[:-1], scalar(inputs[-1])))
+kernel("Split")(lambda node, axis, x: tuple(np.split(x, len(output_dtypes(node)), axis_of(scalar(axis), x.ndim))))
+kernel("Fill", output_size=stated_shape(0))(lambda _, dims, value: np.full(sizes(dims), value, value.dtype))
+kernel("ZerosLike")(lambda _, x: np.full_like(x, b"") if x.dtype == object else np.zeros_like(x))
+kernel("OnesLike")(lambda _, x: np.ones_like(x))
+kernel("BroadcastTo", output_size=stated_shape(1))(lambda _, x, shape: np.broadcast_to(x, sizes(shape)))
+kernel("BroadcastArgs")(lambda _, a, b: np.array(np.broadcast_shapes(sizes(a), sizes(b)), a.dtype))
+kernel("Roll")(lambda _, x, shift, axes: np.roll(x, sizes(shift), [axis_of(axis, x.ndim) for axis in sizes(axes)]))
+kernel("MirrorPad", output_size=padded_size)(lambda node, x, paddings: mirror_pad(x, paddings, attribute(node, "mode")))
+kernel("SpaceToBatchND", output_size=padded_space_size)(
+    lambda _, x, blocks, paddings: space_to_batch(x, sizes(blocks), paddings)
+)
+kernel("BatchToSpaceND")(lambda _, x, blocks, crops: batch_to_space(x, sizes(blocks), crops))
+kernel("SpaceToBatch", output_size=padded_space_size)(
+    lambda node, x, paddings: space_to_batch(x, (attribute(node, "block_size"),) * 2, paddings)
+)
+kernel("BatchToSpace")(lambda node, x, crops: batch_to_space(x, (attribute(node, "block_size"),) * 2, crops))
 
 
 @kernel("Reshape")
-def _reshape(_: Node, inputs: Sequence[Array]) -> Array:
-    x, shape = inputs[0], list(sizes(inputs[1]))
+def _reshape(_: Node, x: Array, dims: Array) -> Array:
+    shape = list(sizes(dims))
     if shape.count(-1) == 1:
         product = int(np.prod([size for size in shape if size != -1]))
         if product == 0 or x.size % product:
@@ -68,40 +79,27 @@ def _reshape(_: Node, inputs: Sequence[Array]) -> Array:
     return x.reshape(shape)
 
 
-@kernel("ExpandDims")
-def _expand_dims(_: Node, inputs: Sequence[Array]) -> Array:
-    x = inputs[0]
-    return np.expand_dims(x, axis_of(scalar(inputs[1]), x.ndim + 1))
-
-
 @kernel("Squeeze")
-def _squeeze(node: Node, inputs: Sequence[Array]) -> Array:
-    x, dims = inputs[0], attribute(node, "squeeze_dims")
+def _squeeze(node: Node, x: Array) -> Array:
+    dims = attribute(node, "squeeze_dims")
     return x.squeeze(tuple(axis_of(axis, x.ndim) for axis in dims)) if dims else x.squeeze()
 
 
 @kernel("Transpose", "ConjugateTranspose")
-def _transpose(node: Node, inputs: Sequence[Array]) -> Array:
-    transposed = inputs[0].transpose(sizes(inputs[1]))
+def _transpose(node: Node, x: Array, order: Array) -> Array:
+    transposed = x.transpose(sizes(order))
     return np.conj(transposed) if node.op == "ConjugateTranspose" else transposed
 
 
 @kernel("InvertPermutation")
-def _invert_permutation(_: Node, inputs: Sequence[Array]) -> Array:
-    order = inputs[0]
+def _invert_permutation(_: Node, order: Array) -> Array:
     if sorted(order.tolist()) != list(range(order.size)):
         raise ValueError("the input is not a permutation")
     return np.argsort(order).astype(order.dtype)
 
 
-@kernel("Pack")
-def _pack(node: Node, inputs: Sequence[Array]) -> Array:
-    return np.stack(inputs, axis_of(attribute(node, "axis"), inputs[0].ndim + 1))
-
-
 @kernel("Unpack")
-def _unpack(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x = inputs[0]
+def _unpack(node: Node, x: Array) -> tuple[Array, ...]:
     axis, num = axis_of(attribute(node, "axis"), x.ndim), len(output_dtypes(node))
     if x.shape[axis] != num:
         raise ValueError(f"axis {axis} must have the size {num}")
@@ -117,20 +115,10 @@ def concatenate(values: Sequence[Array], axis: int) -> Array:
     return np.concatenate(values, axis_of(axis, values[0].ndim))
 
 
-@kernel("Concat")
-def _concat(_: Node, inputs: Sequence[Array]) -> Array:
-    return concatenate(inputs[1:], scalar(inputs[0]))
-
-
-@kernel("ConcatV2")
-def _concat_v2(_: Node, inputs: Sequence[Array]) -> Array:
-    return concatenate(inputs[:-1], scalar(inputs[-1]))
-
-
 @kernel("ConcatOffset")
-def _concat_offset(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def _concat_offset(_: Node, dim: Array, *shapes: Array) -> tuple[Array, ...]:
     """Return the offset of each tensor in the concatenated tensor."""
-    axis, shapes = axis_of(scalar(inputs[0]), inputs[1].size), inputs[1:]
+    axis = axis_of(scalar(dim), shapes[0].size)
     offsets = []
     position = 0
     for shape in shapes:
@@ -141,16 +129,9 @@ def _concat_offset(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(offsets)
 
 
-@kernel("Split")
-def _split(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, count = inputs[1], len(output_dtypes(node))
-    return tuple(np.split(x, count, axis_of(scalar(inputs[0]), x.ndim)))
-
-
 @kernel("SplitV")
-def _split_v(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, parts = inputs[0], list(sizes(inputs[1]))
-    axis = axis_of(scalar(inputs[2]), x.ndim)
+def _split_v(_: Node, x: Array, lengths: Array, dim: Array) -> tuple[Array, ...]:
+    parts, axis = list(sizes(lengths)), axis_of(scalar(dim), x.ndim)
     if parts.count(-1) == 1:
         parts[parts.index(-1)] = x.shape[axis] - sum(parts) - 1
     if sum(parts) != x.shape[axis] or min(parts) < 0:
@@ -159,11 +140,10 @@ def _split_v(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 @kernel("Tile", output_size=lambda _, inputs: inputs[0].size * product(inputs[1]))
-def _tile(_: Node, inputs: Sequence[Array]) -> Array:
-    x, multiples = inputs[0], sizes(inputs[1])
-    if len(multiples) != x.ndim:
-        raise ValueError(f"{len(multiples)} multiples for {x.ndim} dimensions")
-    return np.tile(x, multiples)
+def _tile(_: Node, x: Array, multiples: Array) -> Array:
+    if multiples.size != x.ndim:
+        raise ValueError(f"{multiples.size} multiples for {x.ndim} dimensions")
+    return np.tile(x, sizes(multiples))
 
 
 def _widths(x: Array, paddings: Array) -> list[tuple[int, int]]:
@@ -173,14 +153,8 @@ def _widths(x: Array, paddings: Array) -> list[tuple[int, int]]:
 
 
 @kernel("Pad", "PadV2", output_size=padded_size)
-def _pad(node: Node, inputs: Sequence[Array]) -> Array:
-    x, widths = inputs[0], _widths(inputs[0], inputs[1])
-    return np.pad(x, widths, constant_values=inputs[2].item() if node.op == "PadV2" else 0)
-
-
-@kernel("MirrorPad", output_size=padded_size)
-def _mirror_pad(node: Node, inputs: Sequence[Array]) -> Array:
-    return mirror_pad(inputs[0], inputs[1], attribute(node, "mode"))
+def _pad(node: Node, x: Array, paddings: Array, *fill: Array) -> Array:
+    return np.pad(x, _widths(x, paddings), constant_values=fill[0].item() if node.op == "PadV2" else 0)
 
 
 def mirror_pad(x: Array, paddings: Array, mode: bytes) -> Array:
@@ -201,21 +175,6 @@ def mirror_pad(x: Array, paddings: Array, mode: bytes) -> Array:
     return np.pad(x, widths, mode="reflect" if is_reflect else "symmetric")
 
 
-@kernel("Fill", output_size=stated_shape(0))
-def _fill(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.full(sizes(inputs[0]), inputs[1], inputs[1].dtype)
-
-
-@kernel("ZerosLike")
-def _zeros_like(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.full_like(inputs[0], b"") if inputs[0].dtype == object else np.zeros_like(inputs[0])
-
-
-@kernel("OnesLike")
-def _ones_like(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.ones_like(inputs[0])
-
-
 def _range_size(_: Node, inputs: Sequence[Array]) -> int:
     start, limit, delta = (array.item() for array in inputs)
     size: int = math.ceil((limit - start) / delta)
@@ -223,7 +182,7 @@ def _range_size(_: Node, inputs: Sequence[Array]) -> int:
 
 
 @kernel("Range", output_size=_range_size)
-def _range(_: Node, inputs: Sequence[Array]) -> Array:
+def _range(_: Node, *inputs: Array) -> Array:
     """Return start, start + delta, ...; floats are accumulated step by step as in TensorFlow."""
     start, limit, delta = (array.item() for array in inputs)
     if delta == 0:
@@ -236,8 +195,8 @@ def _range(_: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("LinSpace", output_size=lambda _, inputs: scalar(inputs[2]))
-def _lin_space(_: Node, inputs: Sequence[Array]) -> Array:
-    start, stop, num = inputs[0], inputs[1], scalar(inputs[2])
+def _lin_space(_: Node, start: Array, stop: Array, length: Array) -> Array:
+    num = scalar(length)
     if num < 1:
         raise ValueError("num must be at least 1")
     step = (stop - start) / np.asarray(max(1, num - 1), start.dtype)
@@ -246,27 +205,10 @@ def _lin_space(_: Node, inputs: Sequence[Array]) -> Array:
     return line
 
 
-@kernel("BroadcastTo", output_size=stated_shape(1))
-def _broadcast_to(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.broadcast_to(inputs[0], sizes(inputs[1]))
-
-
-@kernel("BroadcastArgs")
-def _broadcast_args(_: Node, inputs: Sequence[Array]) -> Array:
-    return np.array(np.broadcast_shapes(sizes(inputs[0]), sizes(inputs[1])), inputs[0].dtype)
-
-
 @kernel("Reverse", "ReverseV2")
-def _reverse(node: Node, inputs: Sequence[Array]) -> Array:
-    x, dims = inputs
+def _reverse(node: Node, x: Array, dims: Array) -> Array:
     axes = np.flatnonzero(dims) if node.op == "Reverse" else dims
     return np.flip(x, tuple(axis_of(axis, x.ndim) for axis in sizes(axes)))
-
-
-@kernel("Roll")
-def _roll(_: Node, inputs: Sequence[Array]) -> Array:
-    x, shift, axis = inputs
-    return np.roll(x, sizes(shift), [axis_of(index, x.ndim) for index in sizes(axis)])
 
 
 def space_to_batch(x: Array, blocks: tuple[int, ...], paddings: Array) -> Array:
@@ -326,30 +268,10 @@ def batch_to_space(x: Array, blocks: tuple[int, ...], crops: Array) -> Array:
     return joined[(slice(None), *window)]
 
 
-@kernel("SpaceToBatchND", output_size=padded_space_size)
-def _space_to_batch_nd(_: Node, inputs: Sequence[Array]) -> Array:
-    return space_to_batch(inputs[0], sizes(inputs[1]), inputs[2])
-
-
-@kernel("BatchToSpaceND")
-def _batch_to_space_nd(_: Node, inputs: Sequence[Array]) -> Array:
-    return batch_to_space(inputs[0], sizes(inputs[1]), inputs[2])
-
-
-@kernel("SpaceToBatch", output_size=padded_space_size)
-def _space_to_batch(node: Node, inputs: Sequence[Array]) -> Array:
-    return space_to_batch(inputs[0], (attribute(node, "block_size"),) * 2, inputs[1])
-
-
-@kernel("BatchToSpace")
-def _batch_to_space(node: Node, inputs: Sequence[Array]) -> Array:
-    return batch_to_space(inputs[0], (attribute(node, "block_size"),) * 2, inputs[1])
-
-
 @kernel("SpaceToDepth")
-def _space_to_depth(node: Node, inputs: Sequence[Array]) -> Array:
+def _space_to_depth(node: Node, x: Array) -> Array:
     """Move blocks of pixels into channels: (n, h, w, c) -> (n, h / b, w / b, b * b * c)."""
-    x, block, channels_first = inputs[0], attribute(node, "block_size"), is_nchw(node)
+    block, channels_first = attribute(node, "block_size"), is_nchw(node)
     x = np.moveaxis(x, 1, -1) if channels_first else x
     n, h, w, c = x.shape
     if h % block or w % block:
@@ -360,9 +282,9 @@ def _space_to_depth(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 @kernel("DepthToSpace")
-def _depth_to_space(node: Node, inputs: Sequence[Array]) -> Array:
+def _depth_to_space(node: Node, x: Array) -> Array:
     """Move channels into blocks of pixels: (n, h, w, b * b * c) -> (n, h * b, w * b, c)."""
-    x, block, channels_first = inputs[0], attribute(node, "block_size"), is_nchw(node)
+    block, channels_first = attribute(node, "block_size"), is_nchw(node)
     x = np.moveaxis(x, 1, -1) if channels_first else x
     n, h, w, depth = x.shape
     if depth % (block * block):

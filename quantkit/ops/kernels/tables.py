@@ -3,8 +3,6 @@
 A table is an array of one element, a dictionary; the initializer changes the dictionary in place.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from quantkit.ir.graph import Node
@@ -14,15 +12,14 @@ from quantkit.ops.tensorflow.signatures import attribute
 
 
 @kernel("HashTable")
-def _hash_table(_: Node, inputs: Sequence[Array]) -> Array:
+def _hash_table(_: Node) -> Array:
     table = np.empty((), object)
     table[()] = {}
     return table
 
 
 @kernel("InitializeTable")
-def _initialize_table(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    table, keys, values = inputs
+def _initialize_table(_: Node, table: Array, keys: Array, values: Array) -> tuple[Array, ...]:
     if keys.ndim != 1 or keys.shape != values.shape:
         raise ValueError("keys and values must be vectors of equal length")
     if len(set(keys.tolist())) != len(keys):
@@ -32,8 +29,7 @@ def _initialize_table(_: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 @kernel("LookupTableFind")
-def _lookup(node: Node, inputs: Sequence[Array]) -> Array:
-    table, keys, default = inputs
+def _lookup(node: Node, table: Array, keys: Array, default: Array) -> Array:
     dtype = attribute(node, "Tout")
     values = [table.item().get(key, default[()]) for key in keys.reshape(-1).tolist()]
     result = np.empty(len(values), object if dtype is DType.STRING else dtype.numpy)

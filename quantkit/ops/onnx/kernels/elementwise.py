@@ -68,9 +68,11 @@ def _binary(call: Call) -> Array:
     return np.asarray(reduce(_BINARY[call.node.op], arrays)).astype(arrays[0].dtype, copy=False)
 
 
-@kernel(" ".join(_COMPARISONS), broadcast_size)
-def _compare(call: Call) -> Array:
-    return np.asarray(_COMPARISONS[call.node.op](call.array(0), call.array(1)))
+kernel(" ".join(_COMPARISONS), broadcast_size)(
+    lambda call: np.asarray(_COMPARISONS[call.node.op](call.array(0), call.array(1)))
+)
+kernel("Where", broadcast_size)(lambda call: np.where(call.array(0), call.array(1), call.array(2)))
+kernel("CastLike")(lambda call: call.array(0).astype(call.array(1).dtype))
 
 
 @kernel("Mean", broadcast_size)
@@ -93,11 +95,6 @@ def _bit_shift(call: Call) -> Array:
     return np.asarray(shift(call.array(0), call.array(1)))
 
 
-@kernel("Where", broadcast_size)
-def _where(call: Call) -> Array:
-    return np.where(call.array(0), call.array(1), call.array(2))
-
-
 @kernel("IsInf")
 def _is_inf(call: Call) -> Array:
     x = call.array(0)
@@ -113,11 +110,6 @@ def _cast(call: Call) -> Array:
     if x.dtype.kind == "f" and dtype.numpy.kind in "iu" and not np.isfinite(x).all():
         raise ValueError("the integer of an infinite number depends on the runtime")
     return x.astype(dtype.numpy)
-
-
-@kernel("CastLike")
-def _cast_like(call: Call) -> Array:
-    return call.array(0).astype(call.array(1).dtype)
 
 
 @kernel("Clip")

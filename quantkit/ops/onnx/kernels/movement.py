@@ -44,14 +44,13 @@ def _sizes(array: Array) -> tuple[int, ...]:
     return sizes
 
 
-@kernel("Shape")
-def _shape(call: Call) -> Array:
-    return np.array(call.array(0).shape[call.attr("start", 0) : call.attr("end")], np.int64)
-
-
-@kernel("Size")
-def _size(call: Call) -> Array:
-    return np.array(call.array(0).size, np.int64)
+kernel("Shape")(lambda call: np.array(call.array(0).shape[call.attr("start", 0) : call.attr("end")], np.int64))
+kernel("Size")(lambda call: np.array(call.array(0).size, np.int64))
+kernel("Transpose")(lambda call: call.array(0).transpose(call.attr("perm")))
+kernel("Unsqueeze")(lambda call: np.expand_dims(call.array(0), tuple(call.integers("axes", 1) or ())))
+kernel("GatherElements")(lambda call: np.asarray(call.array(0)[_elements(call)]))
+kernel("NonZero")(lambda call: np.array(np.nonzero(call.array(0)), np.int64))
+kernel("Compress")(lambda call: np.compress(call.array(1), call.array(0), call.attr("axis")))
 
 
 @kernel("Reshape")
@@ -70,20 +69,10 @@ def _flatten(call: Call) -> Array:
     return x.reshape(int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))
 
 
-@kernel("Transpose")
-def _transpose(call: Call) -> Array:
-    return call.array(0).transpose(call.attr("perm"))
-
-
 @kernel("Squeeze")
 def _squeeze(call: Call) -> Array:
     x, axes = call.array(0), call.integers("axes", 1)
     return x.squeeze(None if axes is None else tuple(axes))
-
-
-@kernel("Unsqueeze")
-def _unsqueeze(call: Call) -> Array:
-    return np.expand_dims(call.array(0), tuple(call.integers("axes", 1) or ()))
 
 
 @kernel("Concat")
@@ -139,11 +128,6 @@ def _gather_size(call: Call) -> int:
 def _gather(call: Call) -> Array:
     x, indices = call.array(0), call.array(1)
     return np.asarray(np.take(x, indices.astype(np.int64), call.attr("axis", 0)))
-
-
-@kernel("GatherElements")
-def _gather_elements(call: Call) -> Array:
-    return np.asarray(call.array(0)[_elements(call)])
 
 
 def _elements(call: Call) -> tuple[Array, ...]:
@@ -281,13 +265,3 @@ def _triangle(call: Call) -> Array:
     diagonal = call.optional(1)
     select = np.triu if call.attr("upper", 1) else np.tril
     return select(call.array(0), 0 if diagonal is None else int(diagonal.reshape(())))
-
-
-@kernel("NonZero")
-def _non_zero(call: Call) -> Array:
-    return np.array(np.nonzero(call.array(0)), np.int64)
-
-
-@kernel("Compress")
-def _compress(call: Call) -> Array:
-    return np.compress(call.array(1), call.array(0), call.attr("axis"))

@@ -43,9 +43,7 @@ def _windows(x: Array, kernel_shape: Sequence[int], strides: Sequence[int], dila
     return np.asarray(view[(slice(None), slice(None), *steps)])
 
 
-@kernel("Conv")
-def _conv(call: Call) -> Array:
-    return _convolve(call, call.array(0), call.array(1), call.optional(2))
+kernel("Conv")(lambda call: _convolve(call, call.array(0), call.array(1), call.optional(2)))
 
 
 @kernel("ConvInteger")
@@ -173,9 +171,7 @@ def _matmul_size(call: Call) -> int:
     return math.prod((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
 
 
-@kernel("MatMul", _matmul_size)
-def _matmul(call: Call) -> Array:
-    return np.asarray(np.matmul(call.array(0), call.array(1)))
+kernel("MatMul", _matmul_size)(lambda call: np.asarray(np.matmul(call.array(0), call.array(1))))
 
 
 def _gemm_size(call: Call) -> int:

@@ -14,7 +14,7 @@ from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array
 from quantkit.limits import check_size
-from quantkit.ops.kernel_errors import KERNEL_ERRORS, check_nan, kernel_error
+from quantkit.ops.kernel_errors import run_kernel
 from quantkit.ops.shape_rules import Rules
 
 # Opset that applies if the caller gives no opset.
@@ -123,26 +123,11 @@ def evaluate(
             hint="run the model in ONNX Runtime: --runtime onnxruntime",
         )
     call = Call(node, inputs, opset)
-    try:
-        _check_size(call)
-        with np.errstate(all="ignore"):
-            result = function(call)
-        outputs = tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
-    except KERNEL_ERRORS as error:
-        raise kernel_error(node, inputs, error) from error
-    if is_folded:
-        check_nan(node, inputs, outputs)
-    return outputs
 
+    def compute() -> Array | tuple[Array, ...]:
+        if output_size := _OUTPUT_SIZES.get(node.op):
+            width = max(array.itemsize for array in inputs if array is not None)
+            check_size(f"node {node.name!r} ({node.op}) computes", output_size(call) * width)
+        return function(call)
 
-def _check_size(call: Call) -> None:
-    """Check that the output is not larger than ``max_constant_bytes`` of the limits in effect.
-
-    Raises:
-        GraphError: the output is larger.
-    """
-    output_size = _OUTPUT_SIZES.get(call.node.op)
-    if output_size is None:
-        return
-    width = max(array.itemsize for array in call.inputs if array is not None)
-    check_size(f"node {call.node.name!r} ({call.node.op}) computes", output_size(call) * width)
+    return run_kernel(node, inputs, compute, is_folded=is_folded)
