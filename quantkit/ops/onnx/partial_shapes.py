@@ -11,7 +11,7 @@ from typing import Any
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.onnx.kernels.movement import slice_of
-from quantkit.ops.shape_rules import PartialShapeRule, Rules, Sizes, as_shape, dims_of
+from quantkit.ops.shape_rules import PartialShapeRule, Rules, Sizes, as_shape, dims_of, tiled_shape
 from quantkit.ops.size_inference import require_known
 
 PARTIAL_SHAPES: Rules[PartialShapeRule] = Rules()
@@ -44,15 +44,8 @@ def _expand_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes
     return [Shape(tuple(b if a == 1 else a if b == 1 or a is not None else b for a, b in pairs)[::-1])]
 
 
-@PARTIAL_SHAPES.rule("ConstantOfShape")
-def _constant_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
-    return [as_shape(sizes[0].tolist())]
-
-
-@PARTIAL_SHAPES.rule("Tile")
-def _tile_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
-    pairs = zip(dims_of(shapes[0]), sizes[1].tolist(), strict=True)
-    return [Shape(tuple(None if size is None or count is None else size * count for size, count in pairs))]
+PARTIAL_SHAPES.rule("ConstantOfShape")(lambda node, shapes, sizes: [as_shape(sizes[0].tolist())])
+PARTIAL_SHAPES.rule("Tile")(tiled_shape)
 
 
 @PARTIAL_SHAPES.rule("Resize Upsample")

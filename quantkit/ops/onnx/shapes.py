@@ -12,7 +12,20 @@ from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops.macs import count_einsum_macs
 from quantkit.ops.onnx.inputs import WEIGHTS_INDEXES
-from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, Rules, ShapeRule, dims_of
+from quantkit.ops.shape_rules import (
+    SCALAR,
+    UNKNOWN,
+    Dims,
+    Rules,
+    ShapeRule,
+    broadcast_shapes,
+    concat_shapes,
+    dims_of,
+    insert_axis,
+    reduce_axes,
+    replace_axis,
+    stated_shape,
+)
 from quantkit.ops.table import CONTROL_FLOW, Fact, find_ops
 
 RULES: Rules[ShapeRule] = Rules()
@@ -89,26 +102,49 @@ def _has_unknown(node: Node, constants: Mapping[int, Tensor], slot: int) -> bool
     return slot < len(node.inputs) and bool(node.inputs[slot].node) and slot not in constants
 
 
-@RULES.rule(
+RULES.rule(
     "Softmax LogSoftmax Hardmax CastLike MeanVarianceNormalization QuantizeLinear DequantizeLinear CumSum CumProd "
     "BitCast Trilu EyeLike TensorScatter Scatter ScatterElements ScatterND ReverseSequence RandomNormalLike "
     "RandomUniformLike Bernoulli RotaryEmbedding com.microsoft.BiasGelu com.microsoft.SkipLayerNormalization "
     "com.microsoft.QuantizeLinear com.microsoft.DequantizeLinear",
     *find_ops(Fact.UNARY | Fact.BATCH_NORM | Fact.NORMALIZATION, "onnx"),
+)(lambda node, shapes, constants: shapes[:1])
+RULES.rule("Dropout")(lambda node, shapes, constants: [shapes[0], shapes[0]])
+RULES.rule("Placeholder")(stated_shape)
+RULES.rule("Where", *find_ops(Fact.BINARY, "onnx"))(lambda node, shapes, constants: [broadcast_shapes(shapes)])
+RULES.rule("GatherElements")(lambda node, shapes, constants: [shapes[1]])
+RULES.rule("Size")(lambda node, shapes, constants: [SCALAR])
+RULES.rule("DynamicQuantizeLinear")(lambda node, shapes, constants: [shapes[0], SCALAR, SCALAR])
+RULES.rule("NonZero")(lambda node, shapes, constants: [Shape((len(dims_of(shapes[0])), None))])
+RULES.rule("NonMaxSuppression")(lambda node, shapes, constants: [Shape((None, 3))])
+RULES.rule("Pad Tile")(lambda node, shapes, constants: [Shape((None,) * len(dims_of(shapes[0])))])
+RULES.rule("RandomNormal RandomUniform")(lambda node, shapes, constants: [Shape(_attr(node, "shape"))])
+RULES.rule("GridSample")(lambda node, shapes, constants: [Shape((*dims_of(shapes[0])[:2], *dims_of(shapes[1])[1:-1]))])
+RULES.rule("Concat")(lambda node, shapes, constants: [concat_shapes(shapes, _attr(node, "axis"))])
+RULES.rule("Gather")(
+    lambda node, shapes, constants: [replace_axis(shapes[0], _attr(node, "axis", 0), *dims_of(shapes[1]))]
 )
-def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return shapes[:1]
+RULES.rule("ArgMax ArgMin")(
+    lambda node, shapes, constants: [reduce_axes(shapes[0], [_attr(node, "axis", 0)], _attr(node, "keepdims", 1))]
+)
+RULES.rule("TopK")(
+    lambda node, shapes, constants: (
+        [replace_axis(shapes[0], _attr(node, "axis", -1), _count(constants, _attr(node, "k")))] * 2
+    )
+)
+RULES.rule("OneHot")(
+    lambda node, shapes, constants: [insert_axis(shapes[0], _attr(node, "axis", -1), _count(constants))]
+)
 
 
-@RULES.rule("Dropout")
-def _dropout(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [shapes[0], shapes[0]]
+def _attr(node: Node, name: str, default: Any = None) -> Any:
+    """Return an attribute or its default."""
+    return node.attrs.get(name, default)
 
 
-@RULES.rule("Placeholder")
-def _placeholder(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    shape = node.attrs.get("shape")
-    return [shape if isinstance(shape, Shape) else UNKNOWN]
+def _count(constants: Mapping[int, Tensor], default: int | None = None) -> int | None:
+    """Return the integer of input 1; the default if it is absent or computed."""
+    return int(constants[1].array.reshape(())) if 1 in constants else default
 
 
 @RULES.rule("Constant")
@@ -120,17 +156,6 @@ def _constant(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tenso
         if values is not None:
             return [Shape((len(values),))]
     return [SCALAR if {"value_float", "value_int", "value_string"} & node.attrs.keys() else UNKNOWN]
-
-
-@RULES.rule("Where", *find_ops(Fact.BINARY, "onnx"))
-def _broadcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims: Dims = ()
-    for shape in shapes:
-        other = dims_of(shape)
-        rank = max(len(dims), len(other))
-        pairs = zip((1,) * (rank - len(dims)) + dims, (1,) * (rank - len(other)) + other, strict=True)
-        dims = tuple(b if a == 1 else a if b in (1, a) or b is None else b for a, b in pairs)
-    return [Shape(dims)]
 
 
 def _windows(node: Node, dims: Dims, kernel: Sequence[int]) -> list[int | None]:
@@ -190,9 +215,8 @@ def _conv_transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int,
 
 @RULES.rule("MaxPool AveragePool LpPool")
 def _pool(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    kernel: Any = node.attrs["kernel_shape"]
     dims = dims_of(shapes[0])
-    return [Shape((*dims[:2], *_windows(node, dims, kernel)))] * 2
+    return [Shape((*dims[:2], *_windows(node, dims, _attr(node, "kernel_shape"))))] * 2
 
 
 @RULES.rule("GlobalAveragePool GlobalMaxPool GlobalLpPool")
@@ -215,18 +239,8 @@ def _matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
     if node.attrs.get("transB"):
         second = (*second[:-2], *second[:-3:-1])
     rows, columns = first[-2:-1], second[-1:] if len(second) > 1 else ()
-    (batch_shape,) = _broadcast(node, [Shape(first[:-2]), Shape(second[:-2])], {})
+    batch_shape = broadcast_shapes([Shape(first[:-2]), Shape(second[:-2])])
     return [Shape((*dims_of(batch_shape), *rows, *columns))]
-
-
-@RULES.rule("Concat")
-def _concat(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    inputs = [dims_of(shape) for shape in shapes]
-    axis: Any = node.attrs["axis"]
-    sizes = [dims[axis] for dims in inputs]
-    dims = list(inputs[0])
-    dims[axis] = None if None in sizes else sum(size for size in sizes if size is not None)
-    return [Shape(tuple(dims))]
 
 
 @RULES.rule("Reshape ConstantOfShape")
@@ -248,8 +262,7 @@ def _flatten(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
 @RULES.rule("Transpose")
 def _transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
-    order: Any = node.attrs.get("perm") or range(len(dims))[::-1]
-    return [Shape(tuple(dims[axis] for axis in order))]
+    return [Shape([dims[axis] for axis in _attr(node, "perm") or range(len(dims))[::-1]])]
 
 
 @RULES.rule("Squeeze")
@@ -262,8 +275,7 @@ def _squeeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
         return [UNKNOWN]
     if values is None:
         values = [axis for axis, size in enumerate(dims) if size == 1]
-    axes = {axis % len(dims) for axis in values}
-    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
+    return [reduce_axes(shapes[0], values, keeps_axes=False)]
 
 
 @RULES.rule("Unsqueeze")
@@ -284,26 +296,15 @@ def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
         return [Shape((None,) * len(dims)) if node.attrs.get("keepdims", 1) else UNKNOWN]
     if not values and node.attrs.get("noop_with_empty_axes"):
         return shapes[:1]
-    values = values or None
-    axes = {axis % len(dims) for axis in (range(len(dims)) if values is None else values)}
-    if node.attrs.get("keepdims", 1):
-        return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
-    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
-
-
-@RULES.rule("Pad Tile")
-def _keep_rank(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((None,) * len(dims_of(shapes[0])))]
+    return [reduce_axes(shapes[0], values or range(len(dims)), node.attrs.get("keepdims", 1))]
 
 
 @RULES.rule("Split")
 def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(dims_of(shapes[0]))
-    axis: Any = node.attrs.get("axis", 0)
+    axis = _attr(node, "axis", 0)
     parts = _integers(node, "split", constants, 1)
-    names: Any = node.attrs.get("_outputs", (b"",))
-    count: Any = node.attrs.get("num_outputs", len(names))
-    size = dims[axis]
+    count = _attr(node, "num_outputs", len(_attr(node, "_outputs", (b"",))))
+    size = dims_of(shapes[0])[axis]
     if _has_unknown(node, constants, 1) or (parts is None and size is None):
         sizes: list[int | None] = [None] * count
     elif parts is None:
@@ -311,21 +312,12 @@ def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
         sizes = [min(width, (size or 0) - width * index) for index in range(count)]
     else:
         sizes = list(parts)
-    return [Shape((*dims[:axis], part, *dims[axis % len(dims) + 1 :])) for part in sizes]
-
-
-@RULES.rule("Gather")
-def _gather(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, indices = dims_of(shapes[0]), dims_of(shapes[1])
-    axis: Any = node.attrs.get("axis", 0)
-    axis %= len(dims)
-    return [Shape((*dims[:axis], *indices, *dims[axis + 1 :]))]
+    return [replace_axis(shapes[0], axis, part) for part in sizes]
 
 
 @RULES.rule("Shape")
 def _shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    attrs: Mapping[str, Any] = node.attrs
-    return [Shape((len(dims_of(shapes[0])[attrs.get("start", 0) : attrs.get("end")]),))]
+    return [Shape((len(dims_of(shapes[0])[_attr(node, "start", 0) : _attr(node, "end")]),))]
 
 
 @RULES.rule("Resize Upsample")
@@ -356,7 +348,7 @@ def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
 @RULES.rule("Expand")
 def _expand(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     (rank,) = dims_of(shapes[1])
-    return [UNKNOWN] if rank is None else _broadcast(node, [shapes[0], Shape((None,) * rank)], {})
+    return [UNKNOWN] if rank is None else [broadcast_shapes([shapes[0], Shape((None,) * rank)])]
 
 
 @RULES.rule("Range")
@@ -388,74 +380,11 @@ def _recurrent(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
     return [Shape((first, directions, second, size)), *[Shape((directions, second, size))] * 2]
 
 
-@RULES.rule("ArgMax ArgMin")
-def _arg_extreme(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    axis: Any = node.attrs.get("axis", 0)
-    axis %= len(dims)
-    return [Shape((*dims[:axis], *((1,) if node.attrs.get("keepdims", 1) else ()), *dims[axis + 1 :]))]
-
-
-@RULES.rule("TopK")
-def _top_k(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(dims_of(shapes[0]))
-    axis: Any = node.attrs.get("axis", -1)
-    count: Any = node.attrs.get("k")
-    dims[axis] = int(constants[1].array.reshape(())) if 1 in constants else count
-    return [Shape(tuple(dims))] * 2
-
-
-@RULES.rule("OneHot")
-def _one_hot(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(dims_of(shapes[0]))
-    axis: Any = node.attrs.get("axis", -1)
-    dims.insert(axis % (len(dims) + 1), int(constants[1].array.reshape(())) if 1 in constants else None)
-    return [Shape(tuple(dims))]
-
-
-@RULES.rule("NonZero")
-def _non_zero(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((len(dims_of(shapes[0])), None))]
-
-
-@RULES.rule("NonMaxSuppression")
-def _non_max_suppression(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((None, 3))]
-
-
-@RULES.rule("GatherElements")
-def _gather_elements(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [shapes[1]]
-
-
 @RULES.rule("GatherND")
 def _gather_nd(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims, indices = dims_of(shapes[0]), dims_of(shapes[1])
-    depth, num_batch = indices[-1], node.attrs.get("batch_dims", 0)
-    if depth is None or not isinstance(num_batch, int):
-        return [UNKNOWN]
-    return [Shape((*indices[:-1], *dims[num_batch + depth :]))]
-
-
-@RULES.rule("Size")
-def _size(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [SCALAR]
-
-
-@RULES.rule("DynamicQuantizeLinear")
-def _dynamic_quantize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [shapes[0], SCALAR, SCALAR]
-
-
-@RULES.rule("RandomNormal RandomUniform")
-def _random(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    sizes: Any = node.attrs["shape"]
-    return [Shape(tuple(sizes))]
-
-
-@RULES.rule("GridSample")
-def _sampling(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((*dims_of(shapes[0])[:2], *dims_of(shapes[1])[1:-1]))]
+    depth = indices[-1]
+    return [UNKNOWN if depth is None else Shape((*indices[:-1], *dims[_attr(node, "batch_dims", 0) + depth :]))]
 
 
 @RULES.rule("STFT")
@@ -470,8 +399,7 @@ def _short_time_transform(node: Node, shapes: Sequence[Shape], constants: Mappin
 
 @RULES.rule("RoiAlign")
 def _roi_align(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    height: Any = node.attrs.get("output_height", 1)
-    width: Any = node.attrs.get("output_width", 1)
+    height, width = _attr(node, "output_height", 1), _attr(node, "output_width", 1)
     return [Shape((dims_of(shapes[1])[0], dims_of(shapes[0])[1], height, width))]
 
 
@@ -480,16 +408,13 @@ def _attention(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
     query, value = dims_of(shapes[0]), dims_of(shapes[2])
     if len(query) == 4:
         return [Shape((*query[:3], value[3]))]
-    heads: Any = node.attrs.get("q_num_heads")
-    value_heads: Any = node.attrs.get("kv_num_heads")
+    heads, value_heads = _attr(node, "q_num_heads"), _attr(node, "kv_num_heads")
     return [Shape((*query[:2], None if value[2] is None else value[2] // value_heads * heads))]
 
 
 @RULES.rule("Einsum")
 def _einsum(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    equation: Any = node.attrs["equation"]
-    text = equation.decode().replace(" ", "")
-    inputs, arrow, output = text.partition("->")
+    inputs, arrow, output = _attr(node, "equation").decode().replace(" ", "").partition("->")
     terms = inputs.split(",")
     ranks = [len(dims_of(shape)) - len(term.replace("...", "")) for term, shape in zip(terms, shapes, strict=True)]
     # The axes of an ellipsis are aligned at their end; digits stand for them.

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,23 @@ import numpy as np
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.kernels import evaluate
-from quantkit.ops.shape_rules import SCALAR, UNKNOWN, Dims, PartialShapeRule, Rules, ShapeRule, Sizes, as_shape, dims_of
+from quantkit.ops.shape_rules import (
+    SCALAR,
+    UNKNOWN,
+    PartialShapeRule,
+    Rules,
+    ShapeRule,
+    Sizes,
+    as_shape,
+    broadcast_shapes,
+    concat_shapes,
+    dims_of,
+    insert_axis,
+    reduce_axes,
+    replace_axis,
+    stated_shape,
+    tiled_shape,
+)
 from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute, op_names, output_dtypes
 
@@ -21,35 +38,54 @@ PARTIAL_SHAPES: Rules[PartialShapeRule] = Rules()
 UNKNOWN_SIZES = (1, 997)
 
 
-@RULES.rule(
+RULES.rule(
     "Softmax LogSoftmax BiasAdd LRN FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs PlaceholderWithDefault Dequantize "
     "Cumsum ClipByValue ReverseV2 ReverseSequence TensorScatterUpdate TensorScatterAdd TensorScatterSub AddN BiasAddV1 "
-    "Roll InvertPermutation MatrixBandPart MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
+    "Roll InvertPermutation MatrixBandPart MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 FusedBatchNorm "
+    "FusedBatchNormV2 FusedBatchNormV3 BatchNormWithGlobalNormalization",
     *find_ops(Fact.UNARY, "tensorflow"),
+)(lambda node, shapes, constants: shapes[:1])
+RULES.rule("QuantizeV2 Requantize QuantizedRelu QuantizedRelu6 QuantizedBiasAdd")(
+    lambda node, shapes, constants: [shapes[0], SCALAR, SCALAR]
 )
-def _same(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return shapes[:1]
-
-
-@RULES.rule(
-    "QuantizeV2 Requantize QuantizedRelu QuantizedRelu6 QuantizedBiasAdd QuantizedReshape FusedBatchNorm "
-    "FusedBatchNormV2 FusedBatchNormV3 BatchNormWithGlobalNormalization"
+RULES.rule("RequantizationRange")(lambda node, shapes, constants: [SCALAR, SCALAR])
+RULES.rule("IdentityN")(lambda node, shapes, constants: shapes)
+RULES.rule("Placeholder")(stated_shape)
+RULES.rule("Const")(lambda node, shapes, constants: [Shape(node.value.shape)])
+RULES.rule("Select")(lambda node, shapes, constants: [shapes[1]])
+RULES.rule("SelectV2")(lambda node, shapes, constants: [broadcast_shapes(shapes[1:])])
+RULES.rule(*find_ops(Fact.BINARY, "tensorflow"))(lambda node, shapes, constants: [broadcast_shapes(shapes[:2])])
+RULES.rule("QuantizedAdd QuantizedMul")(lambda node, shapes, constants: [broadcast_shapes(shapes[:2]), SCALAR, SCALAR])
+RULES.rule("Range")(lambda node, shapes, constants: [Shape((None,))])
+RULES.rule("Shape")(lambda node, shapes, constants: [Shape((len(dims_of(shapes[0])),))])
+RULES.rule("Tile")(lambda node, shapes, constants: [Shape((None,) * len(dims_of(shapes[0])))])
+PARTIAL_SHAPES.rule("Tile")(tiled_shape)
+RULES.rule("Pad PadV2 MirrorPad")(
+    lambda node, shapes, constants: [_pad_shape(shapes[0], constants[1].array.reshape(-1).tolist())]
 )
-def _same_and_scalars(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    if node.op == "QuantizedReshape":
-        return [*_reshape(node, shapes, constants), SCALAR, SCALAR]
-    return shapes[:1] if "BatchNorm" in node.op else [shapes[0], SCALAR, SCALAR]
+RULES.rule("Transpose")(
+    lambda node, shapes, constants: [Shape([dims_of(shapes[0])[axis] for axis in constants[1].array.tolist()])]
+)
+RULES.rule("ExpandDims")(lambda node, shapes, constants: [insert_axis(shapes[0], constants[1].array.item(), 1)])
+RULES.rule("Pack")(lambda node, shapes, constants: [insert_axis(shapes[0], attribute(node, "axis"), len(shapes))])
+RULES.rule("Unpack")(
+    lambda node, shapes, constants: [replace_axis(shapes[0], attribute(node, "axis"))] * len(output_dtypes(node))
+)
+RULES.rule("OneHot")(
+    lambda node, shapes, constants: [insert_axis(shapes[0], attribute(node, "axis"), _count(constants))]
+)
+RULES.rule("TopKV2")(lambda node, shapes, constants: [replace_axis(shapes[0], -1, _count(constants))] * 2)
+RULES.rule("ArgMax ArgMin")(lambda node, shapes, constants: [replace_axis(shapes[0], constants[1].array.item())])
+RULES.rule(*find_ops(Fact.REDUCTION, "tensorflow"))(
+    lambda node, shapes, constants: [
+        reduce_axes(shapes[0], constants[1].array.reshape(-1).tolist(), node.attrs.get("keep_dims"))
+    ]
+)
 
 
-@RULES.rule("IdentityN")
-def _same_each(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return shapes
-
-
-@RULES.rule("Placeholder")
-def _placeholder(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    shape = node.attrs.get("shape")
-    return [shape if isinstance(shape, Shape) else UNKNOWN]
+def _count(constants: Mapping[int, Tensor]) -> int | None:
+    """Return the integer of input 1; None if it is computed."""
+    return int(constants[1].array.item()) if 1 in constants else None
 
 
 @RULES.rule("EnsureShape")
@@ -59,20 +95,6 @@ def _ensure_shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, T
         return [stated if isinstance(stated, Shape) and stated.dims is not None else shapes[0]]
     pairs = zip(stated.dims, shapes[0].dims, strict=True)
     return [Shape(tuple(inferred if size is None else size for size, inferred in pairs))]
-
-
-@RULES.rule("Const")
-def _const(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape(node.value.shape)]
-
-
-@RULES.rule("QuantizedAdd QuantizedMul", *find_ops(Fact.BINARY, "tensorflow"))
-def _broadcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    first, second = dims_of(shapes[0]), dims_of(shapes[1])
-    rank = max(len(first), len(second))
-    pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
-    dims = [b if a == 1 else a if b in (1, a) else a if b is None and a is not None else b for a, b in pairs]
-    return [Shape(tuple(dims))] + ([SCALAR, SCALAR] if node.op.startswith("Quantized") else [])
 
 
 def _window(size: int | None, kernel: int, stride: int, padding: Any, dilation: int = 1) -> int | None:
@@ -116,15 +138,15 @@ def _conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) 
     kernel = shapes[1].sizes
     channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[3]
     paddings: Any = node.attrs.get("padding_list")
-    padded = Shape(_pad_dims(dims_of(shapes[0]), paddings)) if paddings else shapes[0]
+    padded = _pad_shape(shapes[0], paddings) if paddings else shapes[0]
     output = _slide_window(node, padded, kernel[:2], channels)
     return [output, SCALAR, SCALAR] if node.op in ("QuantizedConv2D", "QuantizedDepthwiseConv2D") else [output]
 
 
-def _pad_dims(dims: Dims, widths: Sequence[int]) -> Dims:
+def _pad_shape(shape: Shape, widths: Sequence[int]) -> Shape:
     """Add the padding before and after each dimension to its size."""
     sums = [low + high for low, high in zip(widths[::2], widths[1::2], strict=True)]
-    return tuple(None if size is None else size + width for size, width in zip(dims, sums, strict=True))
+    return Shape([None if size is None else size + width for size, width in zip(dims_of(shape), sums, strict=True)])
 
 
 @RULES.rule("Conv3D")
@@ -161,11 +183,6 @@ def _broadcast_args(node: Node, shapes: Sequence[Shape], constants: Mapping[int,
     return [Shape((None if None in ranks else max(rank or 0 for rank in ranks),))]
 
 
-@RULES.rule("Range")
-def _number_sequence(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((None,))]
-
-
 def _slice_by_computed_limits(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Shape:
     """Return the shape of a slice whose limits are not all constant; axes without limits keep their sizes."""
     begin_mask: Any = node.attrs.get("begin_mask", 0)
@@ -197,30 +214,17 @@ def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
     return [Shape([size if size and size == other else None for size, other in zip(*outputs, strict=True)])]
 
 
-@RULES.rule("RequantizationRange")
-def _range(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [SCALAR, SCALAR]
-
-
 @RULES.rule("Bitcast")
 def _bitcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     source, target = (attribute(node, name).numpy.itemsize for name in ("T", "type"))
     return [shapes[0] if source == target else UNKNOWN]
 
 
-@RULES.rule("Unpack")
-def _unpack(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    axis = attribute(node, "axis") % len(dims)
-    return [Shape((*dims[:axis], *dims[axis + 1 :]))] * len(output_dtypes(node))
-
-
 @RULES.rule("Gather GatherV2")
 def _gather(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, indices = dims_of(shapes[0]), dims_of(shapes[1])
-    axis = constants[2].array.item() % len(dims) if node.op == "GatherV2" else 0
+    axis = constants[2].array.item() if node.op == "GatherV2" else 0
     batch_dims: Any = node.attrs.get("batch_dims", 0)
-    return [Shape((*dims[:axis], *indices[batch_dims:], *dims[axis + 1 :]))]
+    return [replace_axis(shapes[0], axis, *dims_of(shapes[1])[batch_dims:])]
 
 
 @RULES.rule("Einsum")
@@ -234,15 +238,12 @@ def _einsum(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
 
 @RULES.rule("FusedPadConv2D FusedResizeAndPadConv2D")
 def _fused_conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    batch, height, width, channels = dims_of(shapes[0])
+    batch, *sizes, channels = dims_of(shapes[0])
     if node.op == "FusedResizeAndPadConv2D":
-        height, width = (int(size) for size in constants[1].array)
-    paddings = constants[len(shapes) - 2].array.sum(1)
-    height, width = (
-        None if size is None else size + int(w) for size, w in zip((height, width), paddings[1:3], strict=True)
-    )
-    kernel = shapes[-1].sizes
-    return [_slide_window(node, Shape((batch, height, width, channels)), kernel[:2], kernel[3])]
+        sizes = constants[1].array.tolist()
+    (_, *paddings, _), kernel = constants[len(shapes) - 2].array.tolist(), shapes[-1].sizes
+    padded = _pad_shape(Shape((batch, *sizes, channels)), (0, 0, *chain.from_iterable(paddings), 0, 0))
+    return [_slide_window(node, padded, kernel[:2], kernel[3])]
 
 
 @RULES.rule("MaxPool AvgPool QuantizedMaxPool QuantizedAvgPool")
@@ -265,7 +266,7 @@ def _matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
 @RULES.rule("BatchMatMul BatchMatMulV2 BatchMatMulV3")
 def _batch_matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     (*batch, rows, depth), (*other, inner, columns) = (dims_of(shape) for shape in shapes)
-    (batch_shape,) = _broadcast(node, [Shape(batch), Shape(other)], constants)
+    batch_shape = broadcast_shapes([Shape(batch), Shape(other)])
     row = depth if node.attrs.get("adj_x") else rows
     return [Shape((*dims_of(batch_shape), row, inner if node.attrs.get("adj_y") else columns))]
 
@@ -274,12 +275,8 @@ def _batch_matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, T
 def _concat(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     slot = len(shapes) - 1 if node.op == "ConcatV2" else 0
     count: Any = node.attrs.get("N", len(shapes) - 1)
-    inputs = [dims_of(shape) for shape in (shapes[:slot] if slot else shapes[1 : 1 + count])]
-    axis = constants[slot].array.item() % len(inputs[0])
-    dims = list(inputs[0])
-    sizes = [dims_[axis] for dims_ in inputs]
-    dims[axis] = None if None in sizes else sum(size for size in sizes if size is not None)
-    return [Shape(tuple(dims)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
+    output = concat_shapes(shapes[:slot] if slot else shapes[1 : 1 + count], constants[slot].array.item())
+    return [output, SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
 
 
 @RULES.rule("Reshape")
@@ -291,69 +288,13 @@ def _reshape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
     return [Shape(tuple(None if size < 0 else size for size in sizes))]
 
 
+RULES.rule("QuantizedReshape")(lambda node, shapes, constants: [*_reshape(node, shapes, constants), SCALAR, SCALAR])
+
+
 @RULES.rule("Squeeze")
 def _squeeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    squeezed: Any = node.attrs.get("squeeze_dims") or ()
-    axes = {axis % len(dims) for axis in squeezed} or {axis for axis, size in enumerate(dims) if size == 1}
-    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
-
-
-@RULES.rule("ExpandDims")
-def _expand_dims(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    axis = constants[1].array.item() % (len(dims) + 1)
-    return [Shape((*dims[:axis], 1, *dims[axis:]))]
-
-
-@RULES.rule("Tile")
-def _tile(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((None,) * len(dims_of(shapes[0])))]
-
-
-@PARTIAL_SHAPES.rule("Tile")
-def _multiply(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
-    pairs = zip(dims_of(shapes[0]), sizes[1].tolist(), strict=True)
-    return [Shape([None if size is None or factor is None else size * factor for size, factor in pairs])]
-
-
-@RULES.rule("Pad PadV2 MirrorPad")
-def _pad(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    widths = constants[1].array.sum(1)
-    return [
-        Shape(
-            tuple(None if size is None else size + int(w) for size, w in zip(dims_of(shapes[0]), widths, strict=True))
-        )
-    ]
-
-
-@RULES.rule(*find_ops(Fact.REDUCTION, "tensorflow"))
-def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    axes = {int(axis) % len(dims) for axis in constants[1].array.reshape(-1)}
-    if node.attrs.get("keep_dims"):
-        return [Shape(tuple(1 if axis in axes else size for axis, size in enumerate(dims)))]
-    return [Shape(tuple(size for axis, size in enumerate(dims) if axis not in axes))]
-
-
-@RULES.rule("ArgMax ArgMin")
-def _arg_extreme(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    axis = constants[1].array.item() % len(dims)
-    return [Shape((*dims[:axis], *dims[axis + 1 :]))]
-
-
-@RULES.rule("TopKV2")
-def _top_k(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    count = constants[1].array.item() if 1 in constants else None
-    return [Shape((*dims_of(shapes[0])[:-1], count))] * 2
-
-
-@RULES.rule("OneHot")
-def _one_hot(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    axis = attribute(node, "axis") % (len(dims) + 1)
-    return [Shape((*dims[:axis], constants[1].array.item() if 1 in constants else None, *dims[axis:]))]
+    squeezed: Any = node.attrs.get("squeeze_dims") or [i for i, size in enumerate(dims_of(shapes[0])) if size == 1]
+    return [reduce_axes(shapes[0], squeezed, keeps_axes=False)]
 
 
 @RULES.rule("GatherNd")
@@ -376,12 +317,6 @@ def _depth(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
     return [Shape(dims)]
 
 
-@RULES.rule("Transpose")
-def _transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    return [Shape(tuple(dims[int(axis)] for axis in constants[1].array))]
-
-
 @RULES.rule("ResizeBilinear ResizeNearestNeighbor ResizeBicubic QuantizedResizeBilinear")
 def _resize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     batch, _, _, channels = dims_of(shapes[0])
@@ -389,38 +324,20 @@ def _resize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
     return [Shape((batch, height, width, channels)), SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
 
 
-@RULES.rule("Pack")
-def _pack(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    axis: Any = node.attrs.get("axis", 0)
-    axis %= len(dims) + 1
-    return [Shape((*dims[:axis], len(shapes), *dims[axis:]))]
-
-
 @RULES.rule("Split")
 def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = list(dims_of(shapes[1]))
-    count = len(output_dtypes(node))
-    axis = constants[0].array.item() % len(dims)
-    size = dims[axis]
-    dims[axis] = None if size is None else size // count
-    return [Shape(tuple(dims))] * count
+    count, axis = len(output_dtypes(node)), constants[0].array.item()
+    size = dims_of(shapes[1])[axis]
+    return [replace_axis(shapes[1], axis, None if size is None else size // count)] * count
 
 
 @RULES.rule("SplitV")
 def _split_by_sizes(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    axis = constants[2].array.item() % len(dims)
-    sizes = [int(size) for size in constants[1].array.reshape(-1)]
-    whole = dims[axis]
+    axis, sizes = constants[2].array.item(), constants[1].array.reshape(-1).tolist()
+    whole = dims_of(shapes[0])[axis]
     if -1 in sizes and whole is not None:
         sizes[sizes.index(-1)] = whole - sum(size for size in sizes if size != -1)
-    return [Shape((*dims[:axis], None if size < 0 else size, *dims[axis + 1 :])) for size in sizes]
-
-
-@RULES.rule("Shape")
-def _shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((len(dims_of(shapes[0])),))]
+    return [replace_axis(shapes[0], axis, None if size < 0 else size) for size in sizes]
 
 
 @RULES.rule("While StatelessWhile If StatelessIf")
@@ -455,8 +372,3 @@ def _space_batch(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Te
     if batch is not None:
         batch = batch // times if is_inverse else batch * times
     return [Shape((batch, *sizes))]
-
-
-@RULES.rule("Select SelectV2")
-def _select(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [shapes[1]] if node.op == "Select" else _broadcast(node, shapes[1:], constants)
