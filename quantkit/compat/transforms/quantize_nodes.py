@@ -1,7 +1,6 @@
 """The original's quantization of graphs with 8-bit ops."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from quantkit.errors import GraphError
 from quantkit.ir.graph import Attr, Node
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import input_dtypes, output_dtypes
+from quantkit.transforms.precision._quantized_ops import QUANTIZED_OPS, QuantizedOp
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
 HOISTED_DEPTHS = (3, 2, 1)
@@ -32,39 +32,6 @@ EIGHT_BIT: dict[str, Attr] = {"T": DType.QUINT8, "mode": b"MIN_FIRST"}
 OptionalRange = tuple[float, float] | None
 
 
-@dataclass(frozen=True)
-class ClassicQuantizedOp:
-    """8-bit op that replaces a float op.
-
-    Attributes:
-        copied: attributes copied from the float op.
-        types: attributes with the type of 8-bit inputs.
-        wide_type: attribute with the type of a 32-bit output; empty if the output has 8 bits.
-        unquantized: indices of inputs that are not quantized.
-        ranges_last: the inputs end with all minima followed by all maxima, instead of pairs.
-    """
-
-    copied: tuple[str, ...] = ()
-    types: tuple[str, ...] = ("T",)
-    wide_type: str = ""
-    unquantized: frozenset[int] = frozenset()
-    ranges_last: bool = False
-
-
-OPS: Mapping[str, ClassicQuantizedOp] = {
-    "Add": ClassicQuantizedOp((), ("T1", "T2"), "Toutput"),
-    "AvgPool": ClassicQuantizedOp(("ksize", "strides", "padding")),
-    "BiasAdd": ClassicQuantizedOp((), ("T1", "T2"), "out_type"),
-    "Concat": ClassicQuantizedOp(("N",), unquantized=frozenset({0}), ranges_last=True),
-    "Conv2D": ClassicQuantizedOp(("strides", "padding"), ("Tinput", "Tfilter"), "out_type"),
-    "MatMul": ClassicQuantizedOp(("transpose_a", "transpose_b"), ("T1", "T2"), "Toutput"),
-    "MaxPool": ClassicQuantizedOp(("ksize", "strides", "padding")),
-    "Mul": ClassicQuantizedOp((), ("T1", "T2"), "Toutput"),
-    "Relu": ClassicQuantizedOp((), ("Tinput",)),
-    "Relu6": ClassicQuantizedOp((), ("Tinput",)),
-    "ResizeBilinear": ClassicQuantizedOp(("align_corners",), unquantized=frozenset({1})),
-    "Reshape": ClassicQuantizedOp((), unquantized=frozenset({1})),
-}
 REDUNDANT_REQUANTIZE = pattern(
     "Requantize",
     pattern(
@@ -97,7 +64,7 @@ ROUND_TRIP = pattern("QuantizeV2", pattern("Dequantize"), pattern("Min"), patter
 def quantize_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Replace float ops by 8-bit ops between QuantizeV2 and Dequantize, and drop adjacent pairs."""
     ignored = set(context.values("ignore_op"))
-    ops = {name: op for name, op in OPS.items() if name not in ignored}
+    ops = {name: op for name, op in QUANTIZED_OPS.items() if name not in ignored}
     result = _quantize_placeholders(nodes, _parse_range(context, "input"))
     check_inputs(result)
     for depth in HOISTED_DEPTHS:
@@ -212,9 +179,7 @@ def _requantize(name: str, wide: str, bounds: Sequence[str]) -> NodeDef:
     return NodeDef(name, "Requantize", (*_quantized_tensor(wide), *bounds), attrs)
 
 
-def _quantize_ops(
-    nodes: Sequence[NodeDef], ops: Mapping[str, ClassicQuantizedOp], fallback: OptionalRange
-) -> list[NodeDef]:
+def _quantize_ops(nodes: Sequence[NodeDef], ops: Mapping[str, QuantizedOp], fallback: OptionalRange) -> list[NodeDef]:
     """Replace each float op by an 8-bit op between QuantizeV2 and Dequantize."""
 
     def replace(match: ClassicMatch, outside: frozenset[str]) -> list[NodeDef]:
@@ -225,14 +190,14 @@ def _quantize_ops(
         result: list[NodeDef] = []
         quantized_inputs: dict[int, str] = {}
         for index, text in enumerate(node.inputs):
-            if index not in quantized_op.unquantized:
+            if index not in quantized_op.raw:
                 parts = _quantize_input(f"{node.name}_eightbit/{_name_part(text)}", text)
                 result += parts
                 quantized_inputs[index] = parts[-1].name
         main = _quantize_op(node, quantized_op, quantized_inputs)
         result.append(main)
         narrow = main.name
-        if quantized_op.wide_type:
+        if quantized_op.wide_attr:
             bounds = _requantization_bounds(main.name, fallback)
             names = [f"{bounds[0].name}:{port}" for port in (0, 1)]
             if fallback:
@@ -244,7 +209,7 @@ def _quantize_ops(
     return replace_matches(nodes, ClassicPattern("|".join(ops)), replace)
 
 
-def _is_float(node: NodeDef, quantized_op: ClassicQuantizedOp) -> bool:
+def _is_float(node: NodeDef, quantized_op: QuantizedOp) -> bool:
     op = op_of(node)
     for arg in (*op.inputs, *op.outputs):
         for key in (arg.number_attr, arg.type_attr):
@@ -256,7 +221,7 @@ def _is_float(node: NodeDef, quantized_op: ClassicQuantizedOp) -> bool:
     dtypes = [
         dtype
         for index, dtype in enumerate(input_dtypes(typed))
-        if index < len(node.inputs) and index not in quantized_op.unquantized
+        if index < len(node.inputs) and index not in quantized_op.raw
     ]
     return all(dtype is DType.FLOAT for dtype in (*dtypes, *output_dtypes(typed)))
 
@@ -284,20 +249,20 @@ def _quantize_input(prefix: str, text: str) -> list[NodeDef]:
     return [shape, axis, flat, *bounds, quantize]
 
 
-def _quantize_op(node: NodeDef, quantized_op: ClassicQuantizedOp, quantized_inputs: Mapping[int, str]) -> NodeDef:
+def _quantize_op(node: NodeDef, quantized_op: QuantizedOp, quantized_inputs: Mapping[int, str]) -> NodeDef:
     attrs: dict[str, Attr] = {key: copy_attribute(node, key) for key in quantized_op.copied}
-    attrs |= dict.fromkeys(quantized_op.types, DType.QUINT8)
-    if quantized_op.wide_type:
-        attrs[quantized_op.wide_type] = DType.QINT32
+    attrs |= dict.fromkeys(quantized_op.type_attrs, DType.QUINT8)
+    if quantized_op.wide_attr:
+        attrs[quantized_op.wide_attr] = DType.QINT32
     inputs = [
         f"{quantized_inputs[index]}:0" if index in quantized_inputs else text for index, text in enumerate(node.inputs)
     ]
     names = quantized_inputs.values()
-    if quantized_op.ranges_last:
+    if quantized_op.groups_ranges:
         inputs += [f"{name}:{port}" for port in (1, 2) for name in names]
     else:
         inputs += [f"{name}:{port}" for name in names for port in (1, 2)]
-    return NodeDef(f"{node.name}/eightbit", f"Quantized{node.op}", tuple(inputs), attrs)
+    return NodeDef(f"{node.name}/eightbit", quantized_op.name, tuple(inputs), attrs)
 
 
 def _requantization_bounds(wide: str, fallback: OptionalRange) -> list[NodeDef]:
