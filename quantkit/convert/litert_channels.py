@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.rewrite import free_name
+from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.rewrite import NewNodes
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.table import Fact, find_ops
 
 CONVOLUTIONS = find_ops(Fact.CONVOLUTION, "tensorflow")
-INTEGERS = {"T": DType.INT32}
 
 
 def find_unknown_channels(imported: Any, graph: Graph) -> list[str]:
@@ -57,33 +56,16 @@ def _has_channels(shape: Any) -> bool:
 
 def _reshape(graph: Graph, layer: Node, weights: Tensor) -> list[Node]:
     """Return the nodes of the Reshape, which is the last one."""
-
-    def name(suffix: str) -> str:
-        return free_name(graph, f"{layer.name}/channels/{suffix}")
-
+    nodes, source, dtype = NewNodes(graph, f"{layer.name}/channels"), layer.inputs[0], layer.attrs["T"]
     first, last, step = (
-        constant(name(suffix), np.array([value], np.int32))
+        nodes.constant(suffix, np.array([value], np.int32))
         for suffix, value in (("first", 0), ("last", 3), ("step", 1))
     )
-    channels = constant(name("number"), np.array([weights.shape[2]], np.int32))
-    axis = constant(name("axis"), np.int32(0))
-    sizes = Node(name("sizes"), "Shape", (layer.inputs[0],), attrs={"T": layer.attrs["T"], "out_type": DType.INT32})
-    positions = Node(
-        name("positions"),
-        "StridedSlice",
-        tuple(Edge(node.name) for node in (sizes, first, last, step)),
-        attrs={**INTEGERS, "Index": DType.INT32, "begin_mask": 1},
-    )
-    shape = Node(
-        name("shape"),
-        "ConcatV2",
-        tuple(Edge(node.name) for node in (positions, channels, axis)),
-        attrs={**INTEGERS, "Tidx": DType.INT32, "N": 2},
-    )
-    reshaped = Node(
-        name("reshaped"),
-        "Reshape",
-        (layer.inputs[0], Edge(shape.name)),
-        attrs={"T": layer.attrs["T"], "Tshape": DType.INT32},
-    )
-    return [first, last, step, channels, axis, sizes, positions, shape, reshaped]
+    channels = nodes.constant("number", np.array([weights.shape[2]], np.int32))
+    axis = nodes.constant("axis", np.int32(0))
+    sizes = nodes.add("sizes", "Shape", source, T=dtype, out_type=DType.INT32)
+    bounds: dict[str, Attr] = {"T": DType.INT32, "Index": DType.INT32, "begin_mask": 1}
+    positions = nodes.add("positions", "StridedSlice", sizes, first, last, step, **bounds)
+    shape = nodes.add("shape", "ConcatV2", positions, channels, axis, T=DType.INT32, Tidx=DType.INT32, N=2)
+    nodes.add("reshaped", "Reshape", source, shape, T=dtype, Tshape=DType.INT32)
+    return nodes

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
-from quantkit.ir.rewrite import free_name
+from quantkit.ir.graph import Attr, Edge, Graph, Node
+from quantkit.ir.rewrite import NewNodes
 from quantkit.ir.tensor import DType
 from quantkit.ops.semantics import ADD_OPS
 from quantkit.ops.tensorflow.frames import find_loop_nodes
@@ -138,20 +138,15 @@ def _number(graph: Graph, edge: Edge) -> float | None:
 
 def _gelu(graph: Graph, x: Edge, root: Node) -> list[Node]:
     """Return the nodes of a GELU in the order that the converter fuses."""
-    names = {suffix: free_name(graph, f"{root.name}/gelu/{suffix}") for suffix in ("half", "scaled", "erf", "gate")}
-    numbers = {
-        suffix: constant(free_name(graph, f"{root.name}/gelu/{suffix}/value"), np.float32(value))
+    nodes = NewNodes(graph, f"{root.name}/gelu")
+    half, factor, summand = (
+        nodes.constant(f"{suffix}/value", value)
         for suffix, value in (("half", 0.5), ("scaled", math.sqrt(0.5)), ("gate", 1.0))
-    }
-    edges = {suffix: Edge(name) for suffix, name in names.items()}
-    return [
-        *numbers.values(),
-        Node(names["half"], "Mul", (x, Edge(numbers["half"].name)), attrs=FLOAT),
-        Node(names["scaled"], "Mul", (x, Edge(numbers["scaled"].name)), attrs=FLOAT),
-        Node(names["erf"], "Erf", (edges["scaled"],), attrs=FLOAT),
-        Node(names["gate"], "AddV2", (edges["erf"], Edge(numbers["gate"].name)), attrs=FLOAT),
-        root.with_(op="Mul", inputs=(edges["half"], edges["gate"]), attrs=FLOAT),
-    ]
+    )
+    product = nodes.add("half", "Mul", x, half, **FLOAT)
+    erf = nodes.add("erf", "Erf", nodes.add("scaled", "Mul", x, factor, **FLOAT), **FLOAT)
+    gate = nodes.add("gate", "AddV2", erf, summand, **FLOAT)
+    return [*nodes, root.with_(op="Mul", inputs=(product, gate), attrs=FLOAT)]
 
 
 # Ratio of polynomials
@@ -159,17 +154,10 @@ def _gelu(graph: Graph, x: Edge, root: Node) -> list[Node]:
 
 def _ratio(graph: Graph, node: Node) -> list[Node]:
     """Return the nodes that replace an error function; the last one has its name."""
-    nodes: list[Node] = []
+    nodes = NewNodes(graph, node.name)
 
     def add(suffix: str, op: str, *inputs: Edge | float) -> Edge:
-        edges = []
-        for index, value in enumerate(inputs):
-            if not isinstance(value, Edge):
-                nodes.append(constant(free_name(graph, f"{node.name}/{suffix}/value_{index}"), np.float32(value)))
-                value = Edge(nodes[-1].name)
-            edges.append(value)
-        nodes.append(Node(free_name(graph, f"{node.name}/{suffix}"), op, tuple(edges), attrs=FLOAT))
-        return Edge(nodes[-1].name)
+        return nodes.add(suffix, op, *inputs, **FLOAT)
 
     def polynomial(name: str, coefficients: tuple[float, ...]) -> Edge:
         *rest, last = coefficients

@@ -22,7 +22,7 @@ from quantkit.convert.litert_loops import source_of
 from quantkit.ir.draft import Draft
 from quantkit.ir.functions import Function, FunctionName
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
-from quantkit.ir.rewrite import free_name
+from quantkit.ir.rewrite import NewNodes, free_name
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.semantics import ADD_OPS, LOOP_OPS
 from quantkit.ops.shape_inference import Inference, infer
@@ -230,43 +230,29 @@ def _flatten_in(function: Function[Graph], list_: _List) -> Function[Graph]:
 
 def _append(body: Graph, list_: _List) -> list[Node]:
     """Return the nodes that append the elements of a value to flat rows, or replace the rows."""
-    push = list_.push
-    flat = constant(free_name(body, f"{push.name}/shape"), np.array([-1], np.int32))
-    axis = constant(free_name(body, f"{push.name}/axis"), np.int32(0))
+    push, nodes = list_.push, NewNodes(body, list_.push.name)
     reshape: dict[str, Attr] = {"T": list_.dtype, "Tshape": DType.INT32}
-    value = Node(free_name(body, f"{push.name}/value"), "Reshape", (push.inputs[-1], Edge(flat.name)), attrs=reshape)
+    flat = nodes.constant("shape", np.array([-1], np.int32))
     if list_.counter is None:
-        return [flat, value.with_(name=push.name, controls=push.controls)]
-    inputs = (push.inputs[0], Edge(value.name), Edge(axis.name))
+        return [*nodes, Node(push.name, "Reshape", (push.inputs[-1], flat), push.controls, reshape)]
+    axis = nodes.constant("axis", np.int32(0))
+    inputs = (push.inputs[0], nodes.add("value", "Reshape", push.inputs[-1], flat, **reshape), axis)
     attrs: dict[str, Attr] = {"T": list_.dtype, "Tidx": DType.INT32, "N": 2}
-    return [flat, axis, value, Node(push.name, "ConcatV2", inputs, controls=push.controls, attrs=attrs)]
+    return [*nodes, Node(push.name, "ConcatV2", inputs, push.controls, attrs)]
 
 
 def _stack(graph: Graph, list_: _List, stack: Node) -> list[Node]:
     """Return the nodes that reshape flat rows to (counter, element shape)."""
-    first, dims, axis = (
-        constant(free_name(graph, f"{stack.name}/{suffix}"), np.array(values, np.int32))
+    nodes = NewNodes(graph, stack.name)
+    number, dims, axis = (
+        nodes.constant(suffix, np.array(values, np.int32))
         for suffix, values in (("one", [1]), ("dims", list_.dims), ("axis", 0))
     )
-    number, shape = (free_name(graph, f"{stack.name}/{suffix}") for suffix in ("number", "shape"))
-    counting: list[Node] = []
     if list_.counter is not None:
         types: tuple[DType, ...] = list_.loop.attrs["T"]  # type: ignore[assignment]
-        counter, count = Edge(list_.loop.name, list_.counter), free_name(graph, f"{stack.name}/count")
-        counting = [
-            Node(count, "Cast", (counter,), attrs={"SrcT": types[list_.counter], "DstT": DType.INT32}),
-            Node(number, "Reshape", (Edge(count), Edge(first.name)), attrs={"T": DType.INT32, "Tshape": DType.INT32}),
-        ]
-    return [
-        first,
-        dims,
-        axis,
-        *counting,
-        Node(
-            shape,
-            "ConcatV2",
-            (Edge(number if counting else first.name), Edge(dims.name), Edge(axis.name)),
-            attrs={"T": DType.INT32, "Tidx": DType.INT32, "N": 2},
-        ),
-        Node(stack.name, "Reshape", (stack.inputs[0], Edge(shape)), attrs={"T": list_.dtype, "Tshape": DType.INT32}),
-    ]
+        counter = Edge(list_.loop.name, list_.counter)
+        count = nodes.add("count", "Cast", counter, SrcT=types[list_.counter], DstT=DType.INT32)
+        number = nodes.add("number", "Reshape", count, number, T=DType.INT32, Tshape=DType.INT32)
+    shape = nodes.add("shape", "ConcatV2", number, dims, axis, T=DType.INT32, Tidx=DType.INT32, N=2)
+    attrs: dict[str, Attr] = {"T": list_.dtype, "Tshape": DType.INT32}
+    return [*nodes, Node(stack.name, "Reshape", (stack.inputs[0], shape), attrs=attrs)]

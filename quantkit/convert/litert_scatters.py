@@ -12,9 +12,9 @@ of minima and maxima:
 import numpy as np
 
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
-from quantkit.ir.rewrite import free_name
-from quantkit.ir.tensor import Array, DType
+from quantkit.ir.graph import Attr, Graph, Node
+from quantkit.ir.rewrite import NewNodes
+from quantkit.ir.tensor import DType
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.frames import find_loop_nodes
 
@@ -40,40 +40,31 @@ def replace_scatters(graph: Graph) -> Graph:
 
 def _replacement(graph: Graph, node: Node) -> list[Node]:
     """Return the nodes that replace a scatter; the last one has its name."""
-    nodes: list[Node] = []
+    nodes = NewNodes(graph, node.name)
     x, indices, updates = node.inputs
     dtype = node.attrs["T"]
-
-    def add(suffix: str, op: str, *inputs: Edge | Array, **attrs: Attr) -> Edge:
-        edges: list[Edge] = []
-        for value in inputs:
-            if not isinstance(value, Edge):
-                nodes.append(constant(free_name(graph, f"{node.name}/{suffix}/value_{len(edges)}"), value))
-                value = Edge(nodes[-1].name)
-            edges.append(value)
-        nodes.append(Node(free_name(graph, f"{node.name}/{suffix}"), op, tuple(edges), attrs=attrs))
-        return Edge(nodes[-1].name)
-
-    positions = add("indices", "Cast", indices, SrcT=node.attrs["Tindices"], DstT=DType.INT32)
-    shape = add("shape", "Shape", x, T=dtype, out_type=DType.INT32)
+    positions = nodes.add("indices", "Cast", indices, SrcT=node.attrs["Tindices"], DstT=DType.INT32)
+    shape = nodes.add("shape", "Shape", x, T=dtype, out_type=DType.INT32)
     if node.op in EXTREMES:
         segment = f"UnsortedSegment{node.op[-3:]}"
-        row = add("row", "Squeeze", positions, T=DType.INT32, squeeze_dims=(-1,))
+        row = nodes.add("row", "Squeeze", positions, T=DType.INT32, squeeze_dims=(-1,))
         first: dict[str, Attr] = {
             "Tindices": DType.INT32,
             "Taxis": DType.INT32,
             "Tparams": DType.INT32,
             "batch_dims": 0,
         }
-        count = add("count", "GatherV2", shape, np.array(0, np.int32), np.array(0, np.int32), **first)
+        count = nodes.add("count", "GatherV2", shape, np.array(0, np.int32), np.array(0, np.int32), **first)
         types: dict[str, Attr] = {"T": dtype, "Tindices": DType.INT32, "Tnumsegments": DType.INT32}
-        value = add("value", EXTREMES[node.op], x, add("extreme", segment, updates, row, count, **types), T=dtype)
+        value = nodes.add(
+            "value", EXTREMES[node.op], x, nodes.add("extreme", segment, updates, row, count, **types), T=dtype
+        )
     else:
-        value = add("value", "ScatterNd", positions, updates, shape, T=dtype, Tindices=DType.INT32)
+        value = nodes.add("value", "ScatterNd", positions, updates, shape, T=dtype, Tindices=DType.INT32)
     if node.op == "TensorScatterAdd":
         return [*nodes, node.with_(op="AddV2", inputs=(x, value), attrs={"T": dtype})]
-    sizes = add("updates/shape", "Shape", updates, T=dtype, out_type=DType.INT32)
-    increments = add("increments", "Fill", sizes, np.array(1, np.int32), T=DType.INT32, index_type=DType.INT32)
-    counts = add("counts", "ScatterNd", positions, increments, shape, T=DType.INT32, Tindices=DType.INT32)
-    is_updated = add("is_updated", "Greater", counts, np.array(0, np.int32), T=DType.INT32)
+    sizes = nodes.add("updates/shape", "Shape", updates, T=dtype, out_type=DType.INT32)
+    increments = nodes.add("increments", "Fill", sizes, np.array(1, np.int32), T=DType.INT32, index_type=DType.INT32)
+    counts = nodes.add("counts", "ScatterNd", positions, increments, shape, T=DType.INT32, Tindices=DType.INT32)
+    is_updated = nodes.add("is_updated", "Greater", counts, np.array(0, np.int32), T=DType.INT32)
     return [*nodes, node.with_(op="SelectV2", inputs=(is_updated, value, x), attrs={"T": dtype})]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, overload
 from quantkit.arguments import public
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.check import verify
-from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Edge, Graph, Node, Use
+from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Attr, Edge, Graph, Node, Use, constant
 from quantkit.ir.names import unused_name
 from quantkit.ir.pattern import Match, Pattern, match
 
@@ -305,6 +305,36 @@ def describe(root: Node, nodes: Sequence[Node]) -> str:
 def free_name(graph: Graph, name: str) -> str:
     """Return ``name`` if no node has it, else ``name`` with a number appended."""
     return unused_name(graph, name)
+
+
+class NewNodes(list[Node]):
+    """New nodes of a graph, in order of creation.
+
+    Args:
+        graph: graph that the nodes are for; its names are not free.
+        prefix: begin of the names of the nodes.
+    """
+
+    def __init__(self, graph: Graph, prefix: str) -> None:
+        super().__init__()
+        self._graph, self._prefix = graph, prefix
+
+    def constant(self, suffix: str, values: Any) -> Edge:
+        """Create a constant ``prefix/suffix`` of any argument of `Tensor.of`, and return its value."""
+        self.append(constant(free_name(self._graph, f"{self._prefix}/{suffix}"), values))
+        return Edge(self[-1].name)
+
+    def add(self, suffix: str, op: str, *inputs: Any, **attrs: Attr) -> Edge:
+        """Create a node ``prefix/suffix``, and return its first output.
+
+        Other inputs than edges become constants ``prefix/suffix/value_0`` ..., in front of the node.
+        """
+        edges = [
+            value if isinstance(value, Edge) else self.constant(f"{suffix}/value_{index}", value)
+            for index, value in enumerate(inputs)
+        ]
+        self.append(Node(free_name(self._graph, f"{self._prefix}/{suffix}"), op, tuple(edges), attrs=attrs))
+        return Edge(self[-1].name)
 
 
 @public

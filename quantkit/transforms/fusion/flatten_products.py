@@ -12,9 +12,9 @@ from math import prod
 
 import numpy as np
 
-from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.graph import Attr, Edge, Graph, Node
 from quantkit.ir.pattern import op
-from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
+from quantkit.ir.rewrite import NewNodes, Outcome, Rule, Skip, apply_rules
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute
@@ -81,16 +81,9 @@ def _flatten(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Nod
         return Skip("the result is empty")
     is_transposed = bool(root.attrs.get("adj_y"))
     depth, columns = value.shape[::-1] if is_transposed else value.shape
-    rows = _integers(graph, f"{root.name}/rows", (-1, depth))
-    sizes = _sizes(graph, root.name, source, dims[:-1], (columns,), value.dtype)
-    flat = _reshape(free_name(graph, f"{root.name}/flat"), source, rows.name, value.dtype)
-    product = Node(
-        free_name(graph, f"{root.name}/product"),
-        "MatMul",
-        (Edge(flat.name), weights),
-        attrs={"T": value.dtype, "transpose_a": False, "transpose_b": is_transposed},
-    )
-    return [rows, *sizes, flat, product, _reshape(root.name, Edge(product.name), sizes[-1].name, value.dtype)]
+    nodes = NewNodes(graph, root.name)
+    rows = nodes.constant("rows", np.array((-1, depth), np.int32))
+    return _multiply(nodes, root, rows, weights, dims[:-1], (columns,), value.dtype, transpose_b=is_transposed)
 
 
 def _flatten_einsum(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> list[Node] | Skip | None:
@@ -107,60 +100,57 @@ def _flatten_einsum(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> l
     batch, depth = match["batch"], match["depth"]
     columns = value.shape[len(depth) :]
     matrix = value.array.reshape(prod(value.shape[: len(depth)]), prod(columns))
-    rows = _integers(graph, f"{root.name}/rows", (-1, matrix.shape[0]))
-    matrix_node = constant(free_name(graph, f"{root.name}/matrix"), matrix)
-    flat = _reshape(free_name(graph, f"{root.name}/flat"), source, rows.name, value.dtype)
-    product = Node(
-        free_name(graph, f"{root.name}/product"),
-        "MatMul",
-        (Edge(flat.name), Edge(matrix_node.name)),
-        attrs={"T": value.dtype, "transpose_a": False, "transpose_b": False},
-    )
+    nodes = NewNodes(graph, root.name)
+    rows = nodes.constant("rows", np.array((-1, matrix.shape[0]), np.int32))
     dims = (shapes.get(source, UNKNOWN).dims or (None,) * len(batch))[: len(batch)]
-    sizes = _sizes(graph, root.name, source, dims, columns, value.dtype)
-    return [
-        rows,
-        matrix_node,
-        *sizes,
-        flat,
-        product,
-        _reshape(root.name, Edge(product.name), sizes[-1].name, value.dtype),
-    ]
+    return _multiply(nodes, root, rows, nodes.constant("matrix", matrix), dims, columns, value.dtype, transpose_b=False)
 
 
-def _sizes(
-    graph: Graph, name: str, source: Edge, dims: tuple[int | None, ...], columns: tuple[int, ...], dtype: DType
+def _multiply(
+    nodes: NewNodes,
+    root: Node,
+    rows: Edge,
+    matrix: Edge,
+    dims: tuple[int | None, ...],
+    columns: tuple[int, ...],
+    dtype: DType,
+    *,
+    transpose_b: bool,
 ) -> list[Node]:
-    """Return nodes, the last of which is the shape of a product: the first sizes of its factor, and its columns."""
+    """Return the nodes of a product of one matrix; the last one has the name of ``root``.
+
+    Args:
+        nodes: nodes of the operands.
+        root: product of a batch of matrices.
+        rows: shape of the batch as one matrix.
+        matrix: the other factor.
+        dims: sizes of the batch.
+        columns: last sizes of the result.
+        dtype: element type.
+        transpose_b: True if the matrix is transposed.
+    """
+    sizes = _add_sizes(nodes, root.inputs[0], dims, columns, dtype)
+    reshape: dict[str, Attr] = {"T": dtype, "Tshape": DType.INT32}
+    flat = nodes.add("flat", "Reshape", root.inputs[0], rows, **reshape)
+    product = nodes.add("product", "MatMul", flat, matrix, T=dtype, transpose_a=False, transpose_b=transpose_b)
+    return [*nodes, Node(root.name, "Reshape", (product, sizes), attrs=reshape)]
+
+
+def _add_sizes(
+    nodes: NewNodes, source: Edge, dims: tuple[int | None, ...], columns: tuple[int, ...], dtype: DType
+) -> Edge:
+    """Add the shape of a product: the first sizes of its factor, and its columns."""
     if dims.count(None) <= 1:
-        return [_integers(graph, f"{name}/sizes", (*(-1 if size is None else size for size in dims), *columns))]
-    shape = Node(free_name(graph, f"{name}/shape"), "Shape", (source,), attrs={"T": dtype, "out_type": DType.INT32})
-    begin, end, step = (
-        _integers(graph, f"{name}/{suffix}", (number,))
+        sizes = (*(-1 if size is None else size for size in dims), *columns)
+        return nodes.constant("sizes", np.array(sizes, np.int32))
+    shape = nodes.add("shape", "Shape", source, T=dtype, out_type=DType.INT32)
+    bounds = [
+        nodes.constant(suffix, np.array([number], np.int32))
         for suffix, number in (("begin", 0), ("end", len(dims)), ("step", 1))
-    )
+    ]
     masks: dict[str, Attr] = dict.fromkeys(
         ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"), 0
     )
-    rows = Node(
-        free_name(graph, f"{name}/batch"),
-        "StridedSlice",
-        tuple(Edge(each.name) for each in (shape, begin, end, step)),
-        attrs={"T": DType.INT32, "Index": DType.INT32, **masks},
-    )
-    last, axis = _integers(graph, f"{name}/columns", columns), constant(free_name(graph, f"{name}/axis"), np.int32(0))
-    sizes = Node(
-        free_name(graph, f"{name}/sizes"),
-        "ConcatV2",
-        (Edge(rows.name), Edge(last.name), Edge(axis.name)),
-        attrs={"T": DType.INT32, "Tidx": DType.INT32, "N": 2},
-    )
-    return [shape, begin, end, step, rows, last, axis, sizes]
-
-
-def _integers(graph: Graph, name: str, values: tuple[int, ...]) -> Node:
-    return constant(free_name(graph, name), np.array(values, np.int32))
-
-
-def _reshape(name: str, source: Edge, sizes: str, dtype: DType) -> Node:
-    return Node(name, "Reshape", (source, Edge(sizes)), attrs={"T": dtype, "Tshape": DType.INT32})
+    rows = nodes.add("batch", "StridedSlice", shape, *bounds, T=DType.INT32, Index=DType.INT32, **masks)
+    last, axis = nodes.constant("columns", np.array(columns, np.int32)), nodes.constant("axis", np.int32(0))
+    return nodes.add("sizes", "ConcatV2", rows, last, axis, T=DType.INT32, Tidx=DType.INT32, N=2)

@@ -11,7 +11,7 @@ import numpy as np
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
-from quantkit.ir.rewrite import Outcome, Skip, free_name
+from quantkit.ir.rewrite import NewNodes, Outcome, Skip, free_name
 from quantkit.ir.tensor import Array, DType
 from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import output_dtype
@@ -186,17 +186,13 @@ def _add_table(graph: Graph, draft: Draft, weights: str, column: Array) -> tuple
     """Insert a table before the weights, and return the names of the table and of its initializer."""
     flat = column[:, 0]
     ids = np.flatnonzero(flat) if flat.any() else np.zeros(min(1, len(flat)), np.int64)
-    parts = ("indices", "values", "HashTable", "InitializeTable")
-    names = {part: free_name(graph, f"{weights}/{part}") for part in parts}
-    edges = tuple(Edge(names[part]) for part in ("HashTable", "indices", "values"))
-    draft.before(
-        weights,
-        constant(names["indices"], ids.astype(np.int64)),
-        constant(names["values"], flat[ids]),
-        Node(names["HashTable"], "HashTable", attrs={"key_dtype": DType.INT64, "value_dtype": DType.FLOAT}),
-        Node(names["InitializeTable"], "InitializeTable", edges, attrs={"Tkey": DType.INT64, "Tval": DType.FLOAT}),
-    )
-    return names["HashTable"], names["InitializeTable"]
+    nodes = NewNodes(graph, weights)
+    indices, values = nodes.constant("indices", ids.astype(np.int64)), nodes.constant("values", flat[ids])
+    table = nodes.add("HashTable", "HashTable", key_dtype=DType.INT64, value_dtype=DType.FLOAT)
+    attrs: dict[str, Attr] = {"Tkey": DType.INT64, "Tval": DType.FLOAT}
+    init = nodes.add("InitializeTable", "InitializeTable", table, indices, values, **attrs)
+    draft.before(weights, *nodes)
+    return table.node, init.node
 
 
 def _lookup(graph: Graph, gather: Gather, table: str, init: str) -> list[Node]:
