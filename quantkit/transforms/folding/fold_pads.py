@@ -119,7 +119,7 @@ def _fold_pad(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | N
     reason = _reason_to_stay(graph, root, pad, widths)
     if reason:
         return Skip(reason)
-    own = _own_padding(shapes, root)
+    own = own_padding(shapes, root)
     if own is None:
         return Skip(f"the widths of SAME are unknown, because the size of {pad.name} is unknown")
     if root.op == "MaxPool" and ((own + widths).max(1) >= attribute(root, "ksize")).any():
@@ -129,7 +129,7 @@ def _fold_pad(shapes: Shapes, graph: Graph, root: Node) -> list[Node] | Skip | N
         return Skip(f"the widths of {pad.name} differ from SAME, and TensorFlow crashes when it fuses EXPLICIT padding")
     if root.op == "MaxPool" and (same is None or not np.array_equal(own + widths, same)):
         return Skip(f"the widths of {pad.name} differ from SAME, and few runtimes support EXPLICIT padding of MaxPool")
-    return [_set_padding(root, own + widths, same).with_input(0, pad.inputs[0])]
+    return [set_padding(root, own + widths, same).with_input(0, pad.inputs[0])]
 
 
 def _constant(graph: Graph, node: Node, slot: int) -> Array | None:
@@ -173,7 +173,7 @@ def _windows(shapes: Shapes, root: Node) -> list[tuple[int, int, int]] | None:
     return spans if len(spans) == len(axes) else None
 
 
-def _own_padding(shapes: Shapes, root: Node) -> Array | None:
+def own_padding(shapes: Shapes, root: Node) -> Array | None:
     """Return the widths of the node's own padding, (4, 2); None if unknown."""
     padding = attribute(root, "padding")
     if padding == b"EXPLICIT":
@@ -197,8 +197,8 @@ def same_widths(shapes: Shapes, root: Node, shape: Shape) -> Array | None:
     return widths
 
 
-def _set_padding(root: Node, widths: Array, same: Array | None) -> Node:
-    """Return the node with padding of these widths."""
+def set_padding(root: Node, widths: Array, same: Array | None) -> Node:
+    """Return the node with padding of these widths, (4, 2); ``same`` has those of SAME."""
     if same is not None and np.array_equal(widths, same):
         return root.with_attrs(padding=b"SAME", explicit_paddings=None)
     if not widths.any():

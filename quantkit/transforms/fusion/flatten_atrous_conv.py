@@ -20,6 +20,7 @@ from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
 from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute
 from quantkit.transforms.folding._channels import explain_not_constant, is_constant
+from quantkit.transforms.folding.fold_pads import own_padding, same_widths, set_padding
 from quantkit.transforms.registry import transform
 
 LAYERS = "|".join(find_ops(Fact.CONVOLUTION, "tensorflow"))
@@ -87,8 +88,7 @@ def _flatten(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Node)
         return Skip(shared)
     rates = np.ones(4, int)
     rates[1 : len(block) + 1] = block
-    spans = _spans(shapes, layer, axis)
-    own = _own_padding(layer, spans)
+    own = own_padding(shapes, layer)
     if own is None:
         return Skip(f"the widths of SAME are unknown, because the size of the weights of {layer.name} is unknown")
     widths = own * rates[:, None]
@@ -99,7 +99,7 @@ def _flatten(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Node)
     controls = dict.fromkeys((*root.controls, *layer.controls, *moved.controls))
     flat = layer.with_(controls=tuple(controls), inputs=(moved.inputs[0], layer.inputs[1]))
     flat = flat.with_attrs(dilations=tuple(int(dilation) for dilation in dilations))
-    return [_set_padding(flat, widths, None if spans is None else rates * spans)]
+    return [set_padding(flat, widths, same_widths(shapes, flat, UNKNOWN) if widths.any() else None)]
 
 
 def _is_spatial(block: Array, paddings: Array, crops: Array, channel: int) -> bool:
@@ -110,38 +110,3 @@ def _is_spatial(block: Array, paddings: Array, crops: Array, channel: int) -> bo
     if channel > count:
         return True
     return bool(block[channel - 1] == 1 and not paddings[channel - 1].any() and not crops[channel - 1].any())
-
-
-def _spans(shapes: Shapes, layer: Node, channel: int) -> Array | None:
-    """Return the extent of the dilated window minus 1 per axis, (4,); None if unknown."""
-    kernel = (shapes.get(layer.inputs[1], UNKNOWN).dims or (None, None))[:2]
-    spans = np.zeros(4, int)
-    for axis, size in zip((axis for axis in (1, 2, 3) if axis != channel), kernel, strict=True):
-        if size is None:
-            return None
-        spans[axis] = (size - 1) * attribute(layer, "dilations")[axis]
-    return spans
-
-
-def _own_padding(layer: Node, spans: Array | None) -> Array | None:
-    """Return the widths of the convolution's own padding, (4, 2); None if unknown."""
-    padding = attribute(layer, "padding")
-    if padding == b"EXPLICIT":
-        return np.array(attribute(layer, "explicit_paddings"), int).reshape(4, 2)
-    if padding == b"VALID":
-        return np.zeros((4, 2), int)
-    return None if spans is None else _same_widths(spans)
-
-
-def _same_widths(spans: Array) -> Array:
-    """Return the widths that SAME adds for a stride of one, (4, 2)."""
-    return np.stack([spans // 2, spans - spans // 2], axis=1)
-
-
-def _set_padding(node: Node, widths: Array, spans: Array | None) -> Node:
-    """Return the node with padding of these widths."""
-    if not widths.any():
-        return node.with_attrs(padding=b"VALID", explicit_paddings=None)
-    if spans is not None and np.array_equal(widths, _same_widths(spans)):
-        return node.with_attrs(padding=b"SAME", explicit_paddings=None)
-    return node.with_attrs(padding=b"EXPLICIT", explicit_paddings=tuple(int(width) for width in widths.reshape(-1)))
