@@ -66,15 +66,19 @@ def _arg_extreme(node: Node, x: Array, axis: Array) -> Array:
 @kernel("Cumsum", "Cumprod")
 def _cumulative(node: Node, x: Array, dim: Array) -> Array:
     """Compute cumulative sums or products; ``exclusive`` omits the element itself, ``reverse`` starts at the end."""
-    axis = axis_of(scalar(dim), x.ndim)
-    run, neutral = (np.cumsum, 0) if node.op == "Cumsum" else (np.cumprod, 1)
-    x = np.flip(x, axis) if attribute(node, "reverse") else x
-    if attribute(node, "exclusive"):
-        shifted = np.roll(x, 1, axis)
-        np.moveaxis(shifted, axis, 0)[:1] = neutral
-        x = shifted
+    flags = {name: attribute(node, name) for name in ("exclusive", "reverse")}
+    return cumulate(x, axis_of(scalar(dim), x.ndim), is_product=node.op == "Cumprod", **flags)
+
+
+def cumulate(x: Array, axis: int, *, is_product: bool, exclusive: bool, reverse: bool) -> Array:
+    """Return cumulative sums or products along an axis."""
+    run, neutral = (np.cumprod, 1) if is_product else (np.cumsum, 0)
+    x = np.flip(x, axis) if reverse else x
+    if exclusive:
+        x = np.roll(x, 1, axis)
+        np.moveaxis(x, axis, 0)[:1] = neutral
     result = run(x, axis, dtype=x.dtype)
-    return np.flip(result, axis) if attribute(node, "reverse") else result
+    return np.flip(result, axis) if reverse else result
 
 
 kernel("L2Loss")(lambda _, x: np.asarray(np.sum(np.square(x)) / 2))

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 
 from quantkit.ir.tensor import Array, DType
-from quantkit.ops.kernels.elementwise import BINARY, UNARY
+from quantkit.ops.kernels.elementwise import BINARY, ERF, UNARY
 from quantkit.ops.onnx.kernels.registry import Call, broadcast_size, has_kernel, kernel
 from quantkit.ops.onnx.types import DTYPES
 from quantkit.ops.table import Fact, find_names, find_ops
-
-# Abramowitz and Stegun 7.1.26 has an error of 1.5e-7 only; math.erf is exact to the last bit of a double.
-_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def _sigmoid(x: Array) -> Array:
@@ -124,18 +121,6 @@ def _clip(call: Call) -> Array:
     return x
 
 
-@kernel("LeakyRelu")
-def _leaky_relu(call: Call) -> Array:
-    x = call.array(0)
-    return np.where(x < 0, x * x.dtype.type(call.attr("alpha", 0.01)), x)
-
-
-@kernel("ThresholdedRelu")
-def _thresholded_relu(call: Call) -> Array:
-    x = call.array(0)
-    return np.where(x > call.attr("alpha", 1.0), x, x.dtype.type(0))
-
-
 @kernel("Elu Selu Celu")
 def _elu(call: Call) -> Array:
     x, op = call.array(0), call.node.op
@@ -145,18 +130,6 @@ def _elu(call: Call) -> Array:
     return np.asarray(gamma * np.where(x < 0, negative, x)).astype(x.dtype, copy=False)
 
 
-@kernel("HardSigmoid")
-def _hard_sigmoid(call: Call) -> Array:
-    x = call.array(0)
-    return np.asarray(np.clip(x * x.dtype.type(call.attr("alpha", 0.2)) + x.dtype.type(call.attr("beta", 0.5)), 0, 1))
-
-
-@kernel("com.microsoft.QuickGelu")
-def _quick_gelu(call: Call) -> Array:
-    x = call.array(0)
-    return np.asarray(x * _sigmoid(x * x.dtype.type(call.attr("alpha", 1.702))))
-
-
 @kernel("Gelu")
 def _gelu(call: Call) -> Array:
     x = call.array(0)
@@ -164,14 +137,8 @@ def _gelu(call: Call) -> Array:
     if call.attr("approximate", b"none") == b"tanh":
         factor = np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))
     else:
-        factor = _erf(y / math.sqrt(2)) if y.size else y
+        factor = ERF(y / math.sqrt(2)) if y.size else y
     return np.asarray(0.5 * y * (1 + factor)).astype(x.dtype)
-
-
-@kernel("Swish")
-def _swish(call: Call) -> Array:
-    x = call.array(0)
-    return np.asarray(x * _sigmoid(x * x.dtype.type(call.attr("alpha", 1.0)))).astype(x.dtype, copy=False)
 
 
 @kernel("QuantizeLinear")
@@ -210,7 +177,7 @@ def _along_axis(call: Call, rank: int) -> tuple[Array, Array]:
 _UNARY: dict[str, Callable[[Any], Any]] = {
     **{op: UNARY[name] for op, name in find_names(Fact.UNARY, "onnx").items() if name in UNARY and not has_kernel(op)},
     "BitwiseNot": np.invert,
-    "Erf": lambda x: _erf(x) if x.size else x,
+    "Erf": lambda x: ERF(x) if x.size else x,
     "Identity": lambda x: x,
     "Reciprocal": lambda x: 1 / x,
     "Sigmoid": _sigmoid,
@@ -218,10 +185,18 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "Mish": lambda x: x * np.tanh(np.logaddexp(x, x.dtype.type(0))),
 }
 _BOOLEAN = frozenset({"IsNaN", "Not"})
+# Kernels of ops of one input with parameters: (input, function that returns a number of the node) -> output
+_PARAMETRIC: dict[str, Callable[[Any, Callable[[str, float], Any]], Any]] = {
+    "LeakyRelu": lambda x, number: np.where(x < 0, x * number("alpha", 0.01), x),
+    "ThresholdedRelu": lambda x, number: np.where(x > number("alpha", 1.0), x, x.dtype.type(0)),
+    "HardSigmoid": lambda x, number: np.clip(x * number("alpha", 0.2) + number("beta", 0.5), 0, 1),
+    "com.microsoft.QuickGelu": lambda x, number: x * _sigmoid(x * number("alpha", 1.702)),
+    "Swish": lambda x, number: x * _sigmoid(x * number("alpha", 1.0)),
+}
 
 
-@kernel(" ".join(_UNARY))
+@kernel(" ".join((*_UNARY, *_PARAMETRIC)))
 def _unary(call: Call) -> Array:
-    x = call.array(0)
-    result = np.asarray(_UNARY[call.node.op](x))
-    return result if call.node.op in _BOOLEAN else result.astype(x.dtype, copy=False)
+    x, op = call.array(0), call.node.op
+    result = _UNARY[op](x) if op in _UNARY else _PARAMETRIC[op](x, lambda *args: x.dtype.type(call.attr(*args)))
+    return np.asarray(result) if op in _BOOLEAN else np.asarray(result).astype(x.dtype, copy=False)

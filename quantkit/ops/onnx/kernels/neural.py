@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.elementwise import sigmoid
 from quantkit.ops.layers import same_padding
 from quantkit.ops.onnx.kernels.registry import Call, kernel
 
@@ -330,22 +331,18 @@ def _recurrent(call: Call) -> tuple[Array, ...]:
     return (*results, np.stack(last_cells)) if gates == 4 else results
 
 
-def _logistic(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
 def _lstm_step(gates: Array, cell: Array) -> tuple[Array, Array]:
     """Return the next hidden state and cell; the gates are input, output, forget, cell."""
     i, o, f, c = np.split(gates, 4, -1)
-    cell = np.asarray(_logistic(f) * cell + _logistic(i) * np.tanh(c))
-    return np.asarray(_logistic(o) * np.tanh(cell)), cell
+    cell = np.asarray(sigmoid(f) * cell + sigmoid(i) * np.tanh(c))
+    return np.asarray(sigmoid(o) * np.tanh(cell)), cell
 
 
 def _gru_step(a: Array, hidden: Array, recurrence: Array, bias: Array, is_linear: bool) -> Array:
     """Return the next hidden state; the gates are update, reset, hidden."""
     (az, ar, ah), (bz, br, bh) = np.split(a, 3, -1), np.split(bias, 3)
     rz, rr, rh = np.split(recurrence, 3)
-    z, r = _logistic(az + hidden @ rz.T + bz), _logistic(ar + hidden @ rr.T + br)
+    z, r = sigmoid(az + hidden @ rz.T + bz), sigmoid(ar + hidden @ rr.T + br)
     from_hidden = r * (hidden @ rh.T + bh) if is_linear else (r * hidden) @ rh.T + bh
     return np.asarray((1 - z) * np.tanh(ah + from_hidden) + z * hidden)
 

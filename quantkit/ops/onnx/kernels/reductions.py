@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from quantkit.ir.tensor import Array
+from quantkit.ops.kernels.reductions import cumulate
 from quantkit.ops.onnx.kernels.registry import Call, kernel
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -49,13 +50,8 @@ def _arg_extreme(call: Call) -> Array:
 
 @kernel("CumSum")
 def _cumulative_sum(call: Call) -> Array:
-    x, axis = call.array(0), int(call.array(1).reshape(()))
-    x = np.flip(x, axis) if call.attr("reverse", 0) else x
-    if call.attr("exclusive", 0):
-        x = np.roll(x, 1, axis)
-        np.moveaxis(x, axis, 0)[:1] = 0
-    result = np.cumsum(x, axis, dtype=x.dtype)
-    return np.flip(result, axis) if call.attr("reverse", 0) else result
+    flags = {name: call.attr(name, 0) for name in ("exclusive", "reverse")}
+    return cumulate(call.array(0), int(call.array(1).reshape(())), is_product=False, **flags)
 
 
 @kernel("TopK")
