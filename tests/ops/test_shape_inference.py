@@ -135,6 +135,24 @@ def test_macs_of_matrix_products(layer: str, first: str, second: str, count: int
     assert count_macs(graph["y"], infer_shapes(graph)) == count
 
 
+@pytest.mark.parametrize(
+    ("window", "shape", "output"),
+    [
+        ("ksize=[1, 2, 3, 1, 1], strides=[1, 1, 2, 1, 1], padding=SAME", "?x4x7x5x2", (None, 4, 4, 5, 2)),
+        ("ksize=[1, 2, 3, 1, 1], strides=[1, 1, 2, 1, 1], padding=VALID", "?x4x7x5x2", (None, 3, 3, 5, 2)),
+        (
+            "ksize=[1, 1, 2, 2, 2], strides=[1, 1, 2, 2, 2], padding=VALID, data_format=NCDHW",
+            "1x2x4x?x8",
+            (1, 2, 2, None, 4),
+        ),
+    ],
+)
+def test_shapes_of_pooled_volumes(window: str, shape: str, output: tuple[int | None, ...]) -> None:
+    for op in ("MaxPool3D", "AvgPool3D"):
+        shapes = infer_shapes(from_text(f"x = Placeholder[{shape}]()\ny = {op}(x, T=float, {window})"))
+        assert shapes[Edge("y")].dims == output, op
+
+
 def test_unknown_sizes_stay_unknown() -> None:
     graph = from_text(
         "x = Placeholder[?x4]()\nsizes = Shape(x, T=float)\ny = Fill(sizes, v, T=float)\nv = Const(1.0)\n"

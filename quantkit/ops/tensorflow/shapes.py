@@ -108,23 +108,27 @@ def _window(size: int | None, kernel: int, stride: int, padding: Any, dilation: 
     return (size + total_padding - span) // stride + 1
 
 
-def _spatial(node: Node) -> tuple[int, int, int]:
-    """Return the (height, width, channel) axes."""
-    return (2, 3, 1) if node.attrs.get("data_format", b"NHWC") == b"NCHW" else (1, 2, 3)
-
-
 def _slide_window(node: Node, shape: Shape, kernel: Sequence[int], channels: int | None) -> Shape:
-    height, width, channel = _spatial(node)
+    """Return the output shape of a layer or pool.
+
+    Args:
+        node: layer or pool.
+        shape: shape of its input.
+        kernel: sizes of the window along the spatial axes, two for images and three for volumes.
+        channels: output channels; None for the channels of the input.
+    """
     dims = list(dims_of(shape))
-    strides: Any = node.attrs.get("strides", (1, 1, 1, 1))
-    dilations: Any = node.attrs.get("dilations") or (1, 1, 1, 1)
+    is_channels_first = node.attrs.get("data_format") in (b"NCHW", b"NCDHW")
+    strides: Any = node.attrs.get("strides", (1,) * len(dims))
+    dilations: Any = node.attrs.get("dilations") or (1,) * len(dims)
     explicit: Any = node.attrs.get("explicit_paddings") or ()
-    for axis, size in ((height, kernel[0]), (width, kernel[1])):
+    for axis, size in enumerate(kernel, 2 if is_channels_first else 1):
         padding: Any = node.attrs.get("padding", b"VALID")
         if padding == b"EXPLICIT":
             padding = explicit[2 * axis] + explicit[2 * axis + 1]
         dims[axis] = _window(dims[axis], size, strides[axis], padding, dilations[axis])
-    dims[channel] = channels if channels is not None else dims[channel]
+    if channels is not None:
+        dims[1 if is_channels_first else -1] = channels
     return Shape(tuple(dims))
 
 
@@ -133,13 +137,13 @@ def _quantized_ops(layer: str) -> str:
     return " ".join(name for name in op_names() if re.match(f"_?(Fused)?Quantized(Depthwise)?{layer}", name))
 
 
-@RULES.rule(f"Conv2D DepthwiseConv2dNative _FusedConv2D _FusedDepthwiseConv2dNative {_quantized_ops('Conv2D')}")
+@RULES.rule(f"Conv2D Conv3D DepthwiseConv2dNative _FusedConv2D _FusedDepthwiseConv2dNative {_quantized_ops('Conv2D')}")
 def _conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     kernel = shapes[1].sizes
-    channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[3]
+    channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[-1]
     paddings: Any = node.attrs.get("padding_list")
     padded = _pad_shape(shapes[0], paddings) if paddings else shapes[0]
-    output = _slide_window(node, padded, kernel[:2], channels)
+    output = _slide_window(node, padded, kernel[:-2], channels)
     return [output, SCALAR, SCALAR] if node.op in ("QuantizedConv2D", "QuantizedDepthwiseConv2D") else [output]
 
 
@@ -147,17 +151,6 @@ def _pad_shape(shape: Shape, widths: Sequence[int]) -> Shape:
     """Add the padding before and after each dimension to its size."""
     sums = [low + high for low, high in zip(widths[::2], widths[1::2], strict=True)]
     return Shape([None if size is None else size + width for size, width in zip(dims_of(shape), sums, strict=True)])
-
-
-@RULES.rule("Conv3D")
-def _conv3d(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims, kernel = list(dims_of(shapes[0])), shapes[1].sizes
-    strides, dilations, padding = (attribute(node, name) for name in ("strides", "dilations", "padding"))
-    first = 2 if attribute(node, "data_format") == b"NCDHW" else 1
-    for axis, size in enumerate(kernel[:3], first):
-        dims[axis] = _window(dims[axis], size, strides[axis], padding, dilations[axis])
-    dims[1 if first == 2 else 4] = kernel[4]
-    return [Shape(tuple(dims))]
 
 
 @RULES.rule(
@@ -246,11 +239,11 @@ def _fused_conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Ten
     return [_slide_window(node, padded, kernel[:2], kernel[3])]
 
 
-@RULES.rule("MaxPool AvgPool QuantizedMaxPool QuantizedAvgPool")
+@RULES.rule("MaxPool AvgPool MaxPool3D AvgPool3D QuantizedMaxPool QuantizedAvgPool")
 def _pool(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     size: Any = node.attrs["ksize"]
-    height, width, _ = _spatial(node)
-    output = _slide_window(node, shapes[0], (size[height], size[width]), None)
+    kernel = size[2:] if node.attrs.get("data_format") in (b"NCHW", b"NCDHW") else size[1:-1]
+    output = _slide_window(node, shapes[0], kernel, None)
     return [output, SCALAR, SCALAR] if node.op.startswith("Quantized") else [output]
 
 
