@@ -123,7 +123,6 @@ def _find_lists(graph: Graph, loop: Node, inference: Inference) -> Iterator[_Lis
         dims = _element_dims(graph, source, stacks)
         if ports and dims is not None and least <= dims.count(-1) <= 1:
             dtype = push.attrs["element_dtype"]
-            assert isinstance(dtype, DType)
             yield _List(loop, port, ports[0], push, dtype, tuple(stacks), dims)
 
 
@@ -237,8 +236,7 @@ def _append(body: Graph, list_: _List) -> list[Node]:
         return [*nodes, Node(push.name, "Reshape", (push.inputs[-1], flat), push.controls, reshape)]
     axis = nodes.constant("axis", np.int32(0))
     inputs = (push.inputs[0], nodes.add("value", "Reshape", push.inputs[-1], flat, **reshape), axis)
-    attrs: dict[str, Attr] = {"T": list_.dtype, "Tidx": DType.INT32, "N": 2}
-    return [*nodes, Node(push.name, "ConcatV2", inputs, push.controls, attrs)]
+    return [*nodes, Node(push.name, "ConcatV2", inputs, push.controls, {"T": list_.dtype, "Tidx": DType.INT32, "N": 2})]
 
 
 def _stack(graph: Graph, list_: _List, stack: Node) -> list[Node]:
@@ -249,7 +247,7 @@ def _stack(graph: Graph, list_: _List, stack: Node) -> list[Node]:
         for suffix, values in (("one", [1]), ("dims", list_.dims), ("axis", 0))
     )
     if list_.counter is not None:
-        types: tuple[DType, ...] = list_.loop.attrs["T"]  # type: ignore[assignment]
+        types: tuple[DType, ...] = list_.loop.attrs["T"]
         counter = Edge(list_.loop.name, list_.counter)
         count = nodes.add("count", "Cast", counter, SrcT=types[list_.counter], DstT=DType.INT32)
         number = nodes.add("number", "Reshape", count, number, T=DType.INT32, Tshape=DType.INT32)

@@ -5,7 +5,6 @@ over several axes is computed on a matrix.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -126,12 +125,12 @@ class _Conversion:
 
 
 def _integers(node: Node, name: str) -> Array | None:
-    values: Any = node.attrs.get(name)
+    values = node.attrs.get(name)
     return None if values is None else np.array(values, np.int64).reshape(-1)
 
 
 def _number(node: Node, name: str) -> Array | None:
-    value: Any = node.attrs.get(name)
+    value = node.attrs.get(name)
     return None if value is None else np.float32(value)  # type: ignore[return-value]
 
 
@@ -160,7 +159,7 @@ def _move_attributes(conversion: _Conversion, node: Node) -> Node:
 def _resize(conversion: _Conversion, node: Node) -> Node:
     if node.op == "Resize" and conversion.opset >= 11:
         return node
-    scales: Any = node.attrs.get("scales")
+    scales = node.attrs.get("scales")
     edges = conversion.inputs(node, ("roi", np.zeros(0, np.float32)))
     edge = node.inputs[1] if scales is None else conversion.constant(node, "scales", np.array(scales, np.float32))
     attrs = {"coordinate_transformation_mode": b"asymmetric", "nearest_mode": b"floor"}
@@ -169,7 +168,7 @@ def _resize(conversion: _Conversion, node: Node) -> Node:
 
 def _softmax(conversion: _Conversion, node: Node) -> Node:
     """Compute on a matrix whose rows are the axes from ``axis`` on."""
-    axis: Any = node.attrs.get("axis", 1)
+    axis = node.attrs.get("axis", 1)
     shape = conversion.shapes.get(node.inputs[0])
     if axis == -1 or (shape is not None and shape.dims is not None and axis == len(shape.dims) - 1):
         return node.with_attrs(axis=-1)

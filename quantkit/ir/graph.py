@@ -83,7 +83,7 @@ class Node:
     op: str
     inputs: tuple[Edge, ...] = ()
     controls: tuple[str, ...] = ()
-    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
     device: str = ""
     extra: bytes = b""
     spelling: tuple[str, ...] = field(default=(), compare=False, repr=False)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, count, product
 from math import prod
-from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
@@ -208,23 +207,22 @@ def _equal_sizes(graph: Graph, shapes: Mapping[Edge, Shape], *, of_weights: bool
 
 
 def _pairs(node: Node, dims: list[Dims], output: Dims) -> Iterator[tuple[int | None, int | None]]:
-    attrs: Mapping[str, Any] = node.attrs
     if node.op in _BROADCAST:
         for other in dims[1:]:
             yield from (pair for pair in zip(dims[0][::-1], other[::-1], strict=False) if 1 not in pair)
     elif node.op == "Gemm" or "MatMul" in node.op:
         first, second = (
-            any(attrs.get(name) for name in names)
+            any(node.attrs.get(name) for name in names)
             for names in (("transA", "transpose_a", "adj_x"), ("transB", "transpose_b", "adj_y"))
         )
         yield dims[0][-2 if first else -1], dims[1][-1 if second or len(dims[1]) == 1 else -2]
     elif node.op == "Conv":
         channels = dims[1][1]
-        yield dims[0][1], None if channels is None else channels * attrs.get("group", 1)
-    elif node.op == "Concat" and "axis" in attrs:
+        yield dims[0][1], None if channels is None else channels * node.attrs.get("group", 1)
+    elif node.op == "Concat" and "axis" in node.attrs:
         for other in dims[1:]:
             pairs = enumerate(zip(dims[0], other, strict=False))
-            yield from (pair for axis, pair in pairs if axis != attrs["axis"] % len(other))
+            yield from (pair for axis, pair in pairs if axis != node.attrs["axis"] % len(other))
     elif node.op == "Reshape" and output and None not in (*dims[0], *output):
         yield prod(size or 0 for size in dims[0]), prod(size or 0 for size in output)
     for slot, axis, other_slot, other_axis in _SAME_SIZES.get(node.op, ()):

@@ -6,7 +6,7 @@ graph with unusual nodes.
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from quantkit.arguments import public
 from quantkit.errors import QuantkitError
@@ -165,7 +165,7 @@ class _Inference:
 
     def _count(self, node: Node) -> Sizes:
         """Return the integers of a Shape, Size or Rank node."""
-        shape, attrs = self.shapes.get(node.inputs[0], UNKNOWN), cast("Mapping[str, Any]", node.attrs)
+        shape, attrs = self.shapes.get(node.inputs[0], UNKNOWN), node.attrs
         if node.op == "Size":
             return scalar(prod(shape.sizes) if shape.is_known else None)
         if node.op == "Rank":

@@ -20,7 +20,6 @@ from quantkit.errors import GraphError
 from quantkit.formats.graphdef.nodes import decode_attr
 from quantkit.formats.graphdef.schema import message_class
 from quantkit.formats.graphdef.tensors import type_number
-from quantkit.ir.graph import Attr
 from quantkit.ir.tensor import Array, DType, Tensor
 
 WEIGHTS = pattern("Identity", pattern("Const|Variable|VariableV2"))
@@ -187,11 +186,10 @@ def _lookup_nodes(gather: NodeDef, weights: str) -> list[NodeDef]:
     name = gather.name
     find, axis = f"{name}/LookupTableFind", f"{name}/ExpandDims/Const"
     inputs = (f"{weights}/HashTable", gather.inputs[1], f"{name}/Const")
-    axis_attrs: dict[str, Attr] = {"dtype": DType.INT32, "value": _unpacked_int32(-1)}
     return [
         NodeDef(find, "LookupTableFind", inputs, {"Tin": DType.INT64, "Tout": DType.FLOAT}),
         constant(f"{name}/Const", Tensor.of(np.float32(0))),
-        NodeDef(axis, "Const", attrs=axis_attrs),
+        NodeDef(axis, "Const", attrs={"dtype": DType.INT32, "value": _unpacked_int32(-1)}),
         NodeDef(name, "ExpandDims", (find, axis), {"T": DType.FLOAT}),
     ]
 

@@ -20,7 +20,7 @@ NO_LIMIT = 1_000_000_000
 @converts("Cast CastLike")
 def _cast(translator: OnnxTranslator, node: Node) -> None:
     source = node.inputs[0]
-    dtype = translator.dtype(node.inputs[1]) if node.op == "CastLike" else DTYPES[node.attrs["to"]]  # type: ignore[index]
+    dtype = translator.dtype(node.inputs[1]) if node.op == "CastLike" else DTYPES[node.attrs["to"]]
     layout = NHWC if translator.is_nhwc(source) else PLAIN
     value = translator.in_layout(source, layout)
     edge = translator.emit(node, "Cast", [value], layout, SrcT=translator.types[value], DstT=dtype)
@@ -31,8 +31,8 @@ def _cast(translator: OnnxTranslator, node: Node) -> None:
 def _shape(translator: OnnxTranslator, node: Node) -> None:
     source = translator.plain(node.inputs[0])
     attrs: dict[str, Attr] = {"T": translator.types[source], "out_type": INT64}
-    begin: Any = node.attrs.get("start", 0)
-    end: Any = node.attrs.get("end")
+    begin = node.attrs.get("start", 0)
+    end = node.attrs.get("end")
     if begin == 0 and end is None:
         edge = translator.emit(node, "Shape", [source], PLAIN, **attrs)
         translator.types[edge] = INT64
@@ -59,7 +59,7 @@ def _size(translator: OnnxTranslator, node: Node) -> None:
 
 @converts("ConstantOfShape")
 def _constant_of_shape(translator: OnnxTranslator, node: Node) -> None:
-    value: Any = node.attrs.get("value")
+    value = node.attrs.get("value")
     array = np.zeros(1, np.float32) if value is None else value.array
     dtype = DType.FLOAT if value is None else value.dtype
     fill = translator.add_array(node, "value", array.reshape(()), dtype)
@@ -141,7 +141,7 @@ def _slice(translator: OnnxTranslator, node: Node) -> None:
 
 def _bounds(translator: OnnxTranslator, node: Node, name: str, slot: int) -> list[int | Edge]:
     """Return the limits of the slices: integers, and vectors of one element for computed ones."""
-    values: Any = node.attrs.get(name)
+    values = node.attrs.get(name)
     if values is not None:
         return list(values)
     edge = node.inputs[slot]
@@ -181,7 +181,7 @@ def _arg_extreme(translator: OnnxTranslator, node: Node) -> None:
     if node.attrs.get("select_last_index"):
         raise conversion_error(node, "select_last_index is not supported")
     source = translator.plain(node.inputs[0])
-    axis: Any = node.attrs.get("axis", 0)
+    axis = node.attrs.get("axis", 0)
     attrs: dict[str, Attr] = {"T": translator.types[source], "Tidx": DType.INT32, "output_type": INT64}
     inputs = [source, translator.add_array(node, "axis", axis, DType.INT32)]
     if not node.attrs.get("keepdims", 1):

@@ -1,9 +1,8 @@
 """Conversion of elementwise ops and softmax, in the layout in which their inputs exist."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -38,8 +37,7 @@ def _input_layout(translator: OnnxTranslator, node: Node) -> str:
 @converts(" ".join(UNARY))
 def _unary(translator: OnnxTranslator, node: Node) -> None:
     for name, value in FIXED_ATTRS.get(node.op, {}).items():
-        stated: Any = node.attrs.get(name, value)
-        if not math.isclose(stated, value, rel_tol=1e-6):
+        if not math.isclose(node.attrs.get(name, value), value, rel_tol=1e-6):
             raise conversion_error(node, f"{node.op} requires {name} = {value:.7g}")
     if node.op == "Dropout" and translator.graph.uses.get(Edge(node.name, 1)):
         raise conversion_error(node, "the mask output has consumers")
@@ -71,7 +69,7 @@ def _limit(translator: OnnxTranslator, node: Node, slot: int, name: str) -> Edge
     """Return a bound of a Clip; None if the bound is absent."""
     if translator.has_input(node, slot):
         return translator.plain(node.inputs[slot])
-    value: Any = node.attrs.get(name)
+    value = node.attrs.get(name)
     return None if value is None else _scalar(translator, node, name, value)
 
 
@@ -88,9 +86,8 @@ def _hard_sigmoid(translator: OnnxTranslator, node: Node) -> None:
     """
     layout = _input_layout(translator, node)
     source = translator.in_layout(node.inputs[0], layout)
-    attrs: Mapping[str, Any] = node.attrs
     is_swish = node.op == "HardSwish"
-    alpha, beta = (1 / 6, 0.5) if is_swish else (attrs.get("alpha", 0.2), attrs.get("beta", 0.5))
+    alpha, beta = (1 / 6, 0.5) if is_swish else (node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5))
     scaled = source
     if not is_swish:
         scaled = translator.add_intermediate(
@@ -118,7 +115,7 @@ def _mish(translator: OnnxTranslator, node: Node) -> None:
 @converts("Celu")
 def _celu(translator: OnnxTranslator, node: Node) -> None:
     """Convert alpha elu(x / alpha)."""
-    alpha: Any = node.attrs.get("alpha", 1.0)
+    alpha = node.attrs.get("alpha", 1.0)
     if alpha <= 0:
         raise conversion_error(node, "Celu requires a positive alpha")
     layout = _input_layout(translator, node)
@@ -135,7 +132,7 @@ def _softmax(translator: OnnxTranslator, node: Node) -> None:
     edge = node.inputs[0]
     rank = translator.rank(edge)
     flattens_axes = onnx.opsets(translator.graph).get("", onnx.OPSET) < 13
-    axis: Any = node.attrs.get("axis", 1 if flattens_axes else -1)
+    axis = node.attrs.get("axis", 1 if flattens_axes else -1)
     if rank is None or (flattens_axes and axis % rank != rank - 1):
         raise conversion_error(node, "a softmax over several axes, or with an unknown rank, is not supported")
     axis %= rank

@@ -7,8 +7,6 @@ The indices of an axis are positions in the flat tensor of sizes n, and so are t
 TensorFlow has no scatter op that multiplies: the updates of each position are a segment, and their product is a factor.
 """
 
-from typing import Any
-
 import numpy as np
 
 from quantkit.convert.layouts import TO_NHWC
@@ -45,7 +43,7 @@ def _gather_elements(translator: OnnxTranslator, node: Node) -> None:
 
 @converts("GatherND")
 def _gather_nd(translator: OnnxTranslator, node: Node) -> None:
-    num_batch: Any = node.attrs.get("batch_dims", 0)
+    num_batch = node.attrs.get("batch_dims", 0)
     indices = _coordinates(translator, node, num_batch)
     if num_batch:
         rank = translator.rank(node.inputs[1]) or 0
@@ -105,7 +103,7 @@ def _scatter_nd(translator: OnnxTranslator, node: Node) -> None:
 
 
 def _scatter_op(node: Node) -> str:
-    reduction: Any = node.attrs.get("reduction", b"none")
+    reduction = node.attrs.get("reduction", b"none")
     if reduction not in _SCATTERS:
         raise conversion_error(node, f"the reduction {reduction!r} is not supported")
     return f"TensorScatter{_SCATTERS[reduction]}"
@@ -121,8 +119,7 @@ def _axis(translator: OnnxTranslator, node: Node) -> int:
     rank = translator.rank(node.inputs[0])
     if rank is None:
         raise conversion_error(node, "the rank of the input is unknown")
-    axis: Any = node.attrs.get("axis", 0)
-    return int(axis % rank)
+    return int(node.attrs.get("axis", 0) % rank)
 
 
 def _coordinates(translator: OnnxTranslator, node: Node, first: int = 0) -> Edge:

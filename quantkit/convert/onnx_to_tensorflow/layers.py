@@ -31,7 +31,7 @@ def _conv(translator: OnnxTranslator, node: Node) -> None:
 
 def _emit_convolution(translator: OnnxTranslator, node: Node, weights: Tensor) -> None:
     """Add a convolution of images with weights (c_out, c_in, h, w)."""
-    group: Any = node.attrs.get("group", 1)
+    group = node.attrs.get("group", 1)
     count, depth, height, width = weights.shape
     windows = find_windows(translator, node, (height, width))
     name = translator.name(node.name)
@@ -229,7 +229,7 @@ def _instance_norm(translator: OnnxTranslator, node: Node) -> None:
 @converts("LayerNormalization")
 def _layer_norm(translator: OnnxTranslator, node: Node) -> None:
     rank = translator.rank(node.inputs[0])
-    axis: Any = node.attrs.get("axis", -1)
+    axis = node.attrs.get("axis", -1)
     if rank is None or any(translator.graph.uses.get(Edge(node.name, port)) for port in (1, 2)):
         raise conversion_error(node, "the rank of the input must be known, and only output 0 is supported")
     x, scale = translator.plain(node.inputs[0]), translator.plain(node.inputs[1])
@@ -245,7 +245,7 @@ def _emit_norm(
     mean = translator.add_intermediate(node, "mean", "Mean", [x, axes_edge], **options)
     squares = translator.add_intermediate(node, "squares", "SquaredDifference", [x, mean])
     variance = translator.add_intermediate(node, "variance", "Mean", [squares, axes_edge], **options)
-    epsilon = translator.add_array(node, "epsilon", node.attrs.get("epsilon", 1e-5), DType.FLOAT)  # type: ignore[arg-type]
+    epsilon = translator.add_array(node, "epsilon", node.attrs.get("epsilon", 1e-5), DType.FLOAT)
     total = translator.add_intermediate(node, "total", "AddV2", [variance, epsilon])
     factor = translator.add_intermediate(node, "factor", "Rsqrt", [total])
     centered = translator.add_intermediate(node, "centered", "Sub", [x, mean])
@@ -266,7 +266,7 @@ def _depthwise_weights(weights: Tensor, shape: tuple[int, ...]) -> Array:
 
 @converts("MaxPool AveragePool")
 def _pool(translator: OnnxTranslator, node: Node) -> None:
-    kernel: Any = node.attrs["kernel_shape"]
+    kernel = node.attrs["kernel_shape"]
     windows = find_windows(translator, node, kernel)
     is_max = node.op == "MaxPool"
     if windows.dilations != (1, 1):
@@ -302,7 +302,7 @@ def _emit_scale_and_offset(translator: OnnxTranslator, node: Node) -> None:
     if rank is None:
         raise conversion_error(node, "the rank of the input is unknown")
     scale, bias, mean, variance = (translator.constant(node, slot) for slot in range(1, 5))
-    epsilon: Any = node.attrs.get("epsilon", 1e-5)
+    epsilon = node.attrs.get("epsilon", 1e-5)
     factor = scale / np.sqrt(variance + np.float32(epsilon))
     shape = (-1, *(1,) * (rank - 2))
     edges = [

@@ -74,12 +74,11 @@ def _recurrent(translator: OnnxTranslator, node: Node) -> None:
         return
     weights, recurrent = translator.constant(node, 1), translator.constant(node, 2)
     bias = translator.constant(node, 3) if translator.has_input(node, 3) else None
-    direction: Any = node.attrs.get("direction", b"forward")
     steps = _steps(translator, node, dims[0])
     outputs: list[list[Edge]] = []
     finals: list[list[Edge]] = []
     for number in range(len(weights)):
-        is_reverse = direction == b"reverse" or number == 1
+        is_reverse = node.attrs.get("direction", b"forward") == b"reverse" or number == 1
         cells = _Cells(translator, node, f"direction_{number}", recurrent.shape[-1])
         states = [_initial_state(cells, number, slot, steps[0]) for slot in ((5, 6) if node.op == "LSTM" else (5,))]
         bias_row = np.zeros(2 * weights.shape[1], np.float32) if bias is None else bias[number]
@@ -94,14 +93,13 @@ def _recurrent(translator: OnnxTranslator, node: Node) -> None:
 
 def _check(translator: OnnxTranslator, node: Node) -> None:
     """Check that the node has the usual activations and no options that TensorFlow's cells do not have."""
-    attrs: Any = node.attrs
-    count = 2 if attrs.get("direction") == b"bidirectional" else 1
-    activations = attrs.get("activations")
+    count = 2 if node.attrs.get("direction") == b"bidirectional" else 1
+    activations = node.attrs.get("activations")
     if activations and [name.lower() for name in activations] != [
         name.lower() for name in _ACTIVATIONS[node.op] * count
     ]:
         raise conversion_error(node, "other activations than sigmoid and tanh are not supported")
-    if attrs.get("clip") or attrs.get("layout") or attrs.get("input_forget"):
+    if node.attrs.get("clip") or node.attrs.get("layout") or node.attrs.get("input_forget"):
         raise conversion_error(node, "clip, layout and input_forget are not supported")
     if any(translator.has_input(node, slot) for slot in (4, 7)):
         raise conversion_error(node, "sequence lengths and peepholes are not supported")

@@ -6,7 +6,6 @@ The body of the loop is an ONNX graph with the same op for one step; its convers
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,10 +24,9 @@ STATES = {"LSTM": (5, 6), "GRU": (5,)}
 def convert_by_loop(translator: OnnxTranslator, node: Node) -> None:
     """Add a loop for each direction of an LSTM or GRU, and join their outputs."""
     weights = [translator.constant(node, slot) for slot in (1, 2, 3) if translator.has_input(node, slot)]
-    direction: Any = node.attrs.get("direction", b"forward")
     outputs = []
     for number in range(len(weights[0])):
-        is_reverse = direction == b"reverse" or number == 1
+        is_reverse = node.attrs.get("direction", b"forward") == b"reverse" or number == 1
         part = [array[number : number + 1] for array in weights]
         outputs.append(_convert_direction(translator, node, number, part, is_reverse))
     rows, *finals = zip(*outputs, strict=True)

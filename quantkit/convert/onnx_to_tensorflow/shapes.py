@@ -1,7 +1,6 @@
 """Conversion of reductions, concatenation, splits, padding and reshapes; axes follow the layout of the value."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ def _emit_reduction(
 @converts("Concat")
 def _concat(translator: OnnxTranslator, node: Node) -> None:
     rank = translator.rank(node.inputs[0])
-    axis: Any = node.attrs["axis"]
+    axis = node.attrs["axis"]
     layout = NHWC if rank == 4 and any(map(translator.is_nhwc, node.inputs)) else PLAIN
     if layout == NHWC:
         axis = TO_NHWC.index(axis % 4)
@@ -132,7 +131,7 @@ def _pad(translator: OnnxTranslator, node: Node) -> None:
         return
     if mode != b"constant":
         raise conversion_error(node, f"the mode {mode!r} is not supported")
-    value: Any = translator.constant(node, 2) if translator.has_input(node, 2) else node.attrs.get("value", 0.0)
+    value = translator.constant(node, 2) if translator.has_input(node, 2) else node.attrs.get("value", 0.0)
     if value == 0:
         translator.emit_typed(node, "Pad", inputs, layout, Tpaddings=DType.INT32)
         return
@@ -179,8 +178,7 @@ def _pad_by_computed_widths(translator: OnnxTranslator, node: Node) -> None:
 def _transpose(translator: OnnxTranslator, node: Node) -> None:
     edge, output = node.inputs[0], Edge(node.name)
     rank = translator.rank(edge)
-    perm: Any = node.attrs.get("perm") or range(rank or 0)[::-1]
-    order = tuple(perm)
+    order = tuple(node.attrs.get("perm") or range(rank or 0)[::-1])
     if order == TO_NCHW:  # the input is the NHWC form of the output
         translator.values[output, NHWC] = translator.plain(edge)
     elif order == TO_NHWC:

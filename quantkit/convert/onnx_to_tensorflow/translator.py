@@ -7,7 +7,6 @@ ONNX's layout.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -246,7 +245,7 @@ class OnnxTranslator:
 
     def integers(self, node: Node, name: str, slot: int) -> list[int] | None:
         """Return the integers of an attribute, or of the constant input that replaces it in later opsets."""
-        values: Any = node.attrs.get(name)
+        values = node.attrs.get(name)
         if values is None and self.has_input(node, slot):
             values = self.constant(node, slot).reshape(-1)
         return None if values is None else [int(value) for value in values]

@@ -3,9 +3,8 @@
 The transforms fold_pads and fold_batch_norms then simplify the graph.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -50,17 +49,16 @@ def find_windows(translator: OnnxTranslator, node: Node, kernel: Sequence[int]) 
     """
     if translator.rank(node.inputs[0]) not in (4, None) or len(kernel) != 2:
         raise conversion_error(node, "the input must be an image of rank 4")
-    attrs: Mapping[str, Any] = node.attrs
-    strides, dilations = (tuple(attrs.get(name) or (1, 1)) for name in ("strides", "dilations"))
-    auto_pad = attrs.get("auto_pad", b"NOTSET")
-    explicit = attrs.get("pads") or (0, 0, 0, 0)
+    strides, dilations = (tuple(node.attrs.get(name) or (1, 1)) for name in ("strides", "dilations"))
+    auto_pad = node.attrs.get("auto_pad", b"NOTSET")
+    explicit = node.attrs.get("pads") or (0, 0, 0, 0)
     dims = translator.shape(node.inputs[0]).dims or (None,) * 4
     pads: list[tuple[int, int]] = []
     is_same: list[bool] = []
     for axis, (size, stride) in enumerate(zip(dims[2:], strides, strict=True)):
         span = (kernel[axis] - 1) * dilations[axis] + 1
         before, after = (0, 0) if auto_pad == b"VALID" else (explicit[axis], explicit[axis + 2])
-        if attrs.get("ceil_mode") and auto_pad == b"NOTSET":
+        if node.attrs.get("ceil_mode") and auto_pad == b"NOTSET":
             after += _ceil_padding(node, size, before + after, span, stride)
         padding = same_padding(size, span, stride) if size is not None or stride == 1 else None
         if auto_pad == b"SAME_LOWER" and padding is not None:

@@ -32,7 +32,7 @@ def _top_k(translator: Translator, node: Node) -> None:
     names = (f"{node.name}/values", f"{node.name}/indices")
     top = _add_outputs(translator, node, "top", "TopK", [translator.plain(node.inputs[0]), k], names, axis=-1)
     translator.values[Edge(node.name), PLAIN] = translator.add_node(node.name, "Identity", [top[0]])
-    translator.emit_as(node, 1, top[1], node.attrs.get("index_type") or DType.INT32)  # type: ignore[arg-type]
+    translator.emit_as(node, 1, top[1], node.attrs.get("index_type") or DType.INT32)
 
 
 def _add_outputs(

@@ -5,7 +5,6 @@ SAME:  total = max((ceil(size / stride) - 1) * stride + (kernel - 1) * dilation 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from quantkit.convert.layouts import transpose_tensor
 from quantkit.convert.tensorflow_to_onnx.translator import (
@@ -25,8 +24,8 @@ from quantkit.ops.onnx.types import NUMBERS
 def _windows(translator: Translator, node: Node, kernel: Sequence[int]) -> dict[str, Attr]:
     """Return the attributes strides, dilations and pads of an op with windows."""
     height, width = (2, 3) if is_channels_first(node) else (1, 2)
-    strides: Any = node.attrs["strides"]
-    dilations: Any = node.attrs.get("dilations") or (1, 1, 1, 1)
+    strides = node.attrs["strides"]
+    dilations = node.attrs.get("dilations") or (1, 1, 1, 1)
     dims = translator.shape(node.inputs[0]).dims or (None,) * 4
     padding = node.attrs["padding"]
     attrs: dict[str, Attr] = {"strides": (strides[height], strides[width])}
@@ -35,7 +34,7 @@ def _windows(translator: Translator, node: Node, kernel: Sequence[int]) -> dict[
     pairs: list[tuple[int, int]] = []
     for axis, size in ((height, kernel[0]), (width, kernel[1])):
         if padding == b"EXPLICIT":
-            explicit: Any = node.attrs["explicit_paddings"]
+            explicit = node.attrs["explicit_paddings"]
             pairs.append((explicit[2 * axis], explicit[2 * axis + 1]))
         elif padding == b"SAME":
             same = same_padding(dims[axis], (size - 1) * dilations[axis] + 1, strides[axis])
@@ -172,7 +171,7 @@ def _matmul(translator: Translator, node: Node) -> None:
 @converts("MaxPool AvgPool")
 def _pool(translator: Translator, node: Node) -> None:
     height, width = (2, 3) if is_channels_first(node) else (1, 2)
-    size: Any = node.attrs["ksize"]
+    size = node.attrs["ksize"]
     if sorted(size)[:2] != [1, 1] or {size[0], size[1 if is_channels_first(node) else 3]} != {1}:
         raise conversion_error(node, "the window covers batch or channels")
     kernel = (size[height], size[width])
@@ -192,5 +191,5 @@ def _batch_norm(translator: Translator, node: Node) -> None:
     if node.attrs.get("is_training", True):
         raise conversion_error(node, "training mode is not supported")
     edges = [translator.image_input(node, node.inputs[0]), *map(translator.plain, node.inputs[1:5])]
-    epsilon: Any = node.attrs.get("epsilon", 1e-4)
+    epsilon = node.attrs.get("epsilon", 1e-4)
     translator.emit(node, "BatchNormalization", edges, translator.image_layout(node), epsilon=float(epsilon))

@@ -33,8 +33,8 @@ def _conv2d_backprop_input(translator: Translator, node: Node) -> None:
     h, w, c_out, c_in = weights.shape
     is_first = is_channels_first(node)
     before, after = (translator.shape(edge).dims for edge in (node.inputs[2], Edge(node.name)))
-    strides: Any = node.attrs["strides"]
-    dilations: Any = node.attrs.get("dilations") or (1, 1, 1, 1)
+    strides = node.attrs["strides"]
+    dilations = node.attrs.get("dilations") or (1, 1, 1, 1)
     steps, pads, output_padding = [], [], []
     for axis, kernel_size in zip((2, 3) if is_first else (1, 2), (h, w), strict=True):
         size, out = (dims[axis] if dims else None for dims in (before, after))
@@ -62,7 +62,7 @@ def _conv2d_backprop_input(translator: Translator, node: Node) -> None:
 def _cropped_pixels(node: Node, axis: int, total: int) -> tuple[int, int]:
     """Return the pixels that a transposed convolution crops before and after an axis."""
     if node.attrs["padding"] == b"EXPLICIT":
-        explicit: Any = node.attrs["explicit_paddings"]
+        explicit = node.attrs["explicit_paddings"]
         return explicit[2 * axis], explicit[2 * axis + 1]
     total = max(total, 0)
     return total // 2, total - total // 2
@@ -183,7 +183,7 @@ def _constant_like(translator: Translator, node: Node) -> None:
 
 @converts("Pack")
 def _pack(translator: Translator, node: Node) -> None:
-    axis: Any = node.attrs.get("axis", 0)
+    axis = node.attrs.get("axis", 0)
     axes = translator.add_integers(f"{node.name}/axes", [axis])
     parts = [
         translator.add_intermediate(node, f"part_{slot}", "Unsqueeze", [translator.plain(edge), axes])
@@ -195,7 +195,7 @@ def _pack(translator: Translator, node: Node) -> None:
 @converts("Unpack")
 def _unpack(translator: Translator, node: Node) -> None:
     count = len(output_dtypes(node))
-    axis: Any = node.attrs.get("axis", 0)
+    axis = node.attrs.get("axis", 0)
     source = translator.plain(node.inputs[0])
     for port in range(count):
         edge = Edge(node.name, port)
@@ -206,7 +206,7 @@ def _unpack(translator: Translator, node: Node) -> None:
 @converts("Gather GatherV2")
 def _gather(translator: Translator, node: Node) -> None:
     axis = translator.constant(node, 2).item() if node.op == "GatherV2" else 0
-    batch_dims: Any = node.attrs.get("batch_dims", 0)
+    batch_dims = node.attrs.get("batch_dims", 0)
     if batch_dims:
         if not 0 < batch_dims == axis:
             raise conversion_error(node, "the axis must be the first one after batch_dims")

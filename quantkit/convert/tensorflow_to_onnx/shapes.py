@@ -1,7 +1,5 @@
 """Conversion of shape ops, reductions and resizes; axes are converted to the layout of the value."""
 
-from typing import Any
-
 import numpy as np
 
 from quantkit.convert.layouts import TO_NCHW
@@ -126,7 +124,7 @@ def _reshape(translator: Translator, node: Node) -> None:
 @converts("Squeeze")
 def _squeeze(translator: Translator, node: Node) -> None:
     source = node.inputs[0]
-    attr_axes: Any = node.attrs.get("squeeze_dims") or ()
+    attr_axes = node.attrs.get("squeeze_dims") or ()
     dims = translator.shape(source).dims
     if dims is None or (not attr_axes and None in dims):
         raise conversion_error(node, "the shape of its input is unknown")

@@ -384,7 +384,7 @@ def conversion_error(node: Node, reason: str) -> ConversionError:
 
 def is_channels_first(node: Node) -> bool:
     """Return True if the data format of a node is NCHW."""
-    return node.attrs.get("data_format", b"NHWC") == b"NCHW"
+    return bool(node.attrs.get("data_format", b"NHWC") == b"NCHW")
 
 
 def common_layout(translator: Translator, edges: Sequence[Edge]) -> str:

@@ -6,7 +6,6 @@ Shape(x: ?x20x16) = [?, 20, 16]  ->  Gather 0 = ?  ->  Concat with [32] = [?, 32
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from math import prod
-from typing import Any
 
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Shape
@@ -51,9 +50,8 @@ PARTIAL_SHAPES.rule("Tile")(tiled_shape)
 @PARTIAL_SHAPES.rule("Resize Upsample")
 def _resize_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes]) -> Sequence[Shape]:
     dims: list[int | None] = list(dims_of(shapes[0]))
-    axes: Any = node.attrs.get("axes") or range(len(dims))
     is_known = node.attrs.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
-    for axis, size in zip(axes, sizes[3].tolist(), strict=True):
+    for axis, size in zip(node.attrs.get("axes") or range(len(dims)), sizes[3].tolist(), strict=True):
         dims[axis] = size if is_known else None
     return [Shape(tuple(dims))]
 

@@ -49,7 +49,7 @@ def count_macs(node: Node, shapes: Mapping[Edge, Shape]) -> int | None:
     if node.op in find_ops(Fact.RECURRENT, "onnx"):
         return _count_recurrent_macs(node, shapes)
     if node.op == "Einsum":
-        equation: Any = node.attrs["equation"]
+        equation = node.attrs["equation"]
         return count_einsum_macs(equation.decode(), [shapes.get(edge, UNKNOWN) for edge in node.inputs])
     slot = WEIGHTS_INDEXES.get(node.op)
     if slot is None:
@@ -91,7 +91,7 @@ def _integers(node: Node, name: str, constants: Mapping[int, Tensor], slot: int)
     Returns:
         The integers; None if the node has neither.
     """
-    attr: Any = node.attrs.get(name)
+    attr = node.attrs.get(name)
     if attr is not None:
         return list(attr)
     return [int(value) for value in constants[slot].array.reshape(-1)] if slot in constants else None
@@ -118,28 +118,23 @@ RULES.rule("DynamicQuantizeLinear")(lambda node, shapes, constants: [shapes[0], 
 RULES.rule("NonZero")(lambda node, shapes, constants: [Shape((len(dims_of(shapes[0])), None))])
 RULES.rule("NonMaxSuppression")(lambda node, shapes, constants: [Shape((None, 3))])
 RULES.rule("Pad Tile")(lambda node, shapes, constants: [Shape((None,) * len(dims_of(shapes[0])))])
-RULES.rule("RandomNormal RandomUniform")(lambda node, shapes, constants: [Shape(_attr(node, "shape"))])
+RULES.rule("RandomNormal RandomUniform")(lambda node, shapes, constants: [Shape(node.attrs["shape"])])
 RULES.rule("GridSample")(lambda node, shapes, constants: [Shape((*dims_of(shapes[0])[:2], *dims_of(shapes[1])[1:-1]))])
-RULES.rule("Concat")(lambda node, shapes, constants: [concat_shapes(shapes, _attr(node, "axis"))])
+RULES.rule("Concat")(lambda node, shapes, constants: [concat_shapes(shapes, node.attrs["axis"])])
 RULES.rule("Gather")(
-    lambda node, shapes, constants: [replace_axis(shapes[0], _attr(node, "axis", 0), *dims_of(shapes[1]))]
+    lambda node, shapes, constants: [replace_axis(shapes[0], node.attrs.get("axis", 0), *dims_of(shapes[1]))]
 )
 RULES.rule("ArgMax ArgMin")(
-    lambda node, shapes, constants: [reduce_axes(shapes[0], [_attr(node, "axis", 0)], _attr(node, "keepdims", 1))]
+    lambda node, shapes, constants: [reduce_axes(shapes[0], [node.attrs.get("axis", 0)], node.attrs.get("keepdims", 1))]
 )
 RULES.rule("TopK")(
     lambda node, shapes, constants: (
-        [replace_axis(shapes[0], _attr(node, "axis", -1), _count(constants, _attr(node, "k")))] * 2
+        [replace_axis(shapes[0], node.attrs.get("axis", -1), _count(constants, node.attrs.get("k")))] * 2
     )
 )
 RULES.rule("OneHot")(
-    lambda node, shapes, constants: [insert_axis(shapes[0], _attr(node, "axis", -1), _count(constants))]
+    lambda node, shapes, constants: [insert_axis(shapes[0], node.attrs.get("axis", -1), _count(constants))]
 )
-
-
-def _attr(node: Node, name: str, default: Any = None) -> Any:
-    """Return an attribute or its default."""
-    return node.attrs.get(name, default)
 
 
 def _count(constants: Mapping[int, Tensor], default: int | None = None) -> int | None:
@@ -152,7 +147,7 @@ def _constant(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tenso
     if isinstance(node.attrs.get("value"), Tensor):
         return [Shape(node.value.shape)]
     for key in ("value_floats", "value_ints", "value_strings"):
-        values: Any = node.attrs.get(key)
+        values = node.attrs.get(key)
         if values is not None:
             return [Shape((len(values),))]
     return [SCALAR if {"value_float", "value_int", "value_string"} & node.attrs.keys() else UNKNOWN]
@@ -216,7 +211,7 @@ def _conv_transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int,
 @RULES.rule("MaxPool AveragePool LpPool")
 def _pool(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
-    return [Shape((*dims[:2], *_windows(node, dims, _attr(node, "kernel_shape"))))] * 2
+    return [Shape((*dims[:2], *_windows(node, dims, node.attrs["kernel_shape"])))] * 2
 
 
 @RULES.rule("GlobalAveragePool GlobalMaxPool GlobalLpPool")
@@ -252,7 +247,7 @@ def _take_rank(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
 @RULES.rule("Flatten")
 def _flatten(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
-    axis: Any = node.attrs.get("axis", 1)
+    axis = node.attrs.get("axis", 1)
     halves = dims[:axis], dims[axis:]
     return [
         Shape(tuple(None if None in half else math.prod(size for size in half if size is not None) for half in halves))
@@ -262,7 +257,7 @@ def _flatten(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
 @RULES.rule("Transpose")
 def _transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
-    return [Shape([dims[axis] for axis in _attr(node, "perm") or range(len(dims))[::-1]])]
+    return [Shape([dims[axis] for axis in node.attrs.get("perm") or range(len(dims))[::-1]])]
 
 
 @RULES.rule("Squeeze")
@@ -301,9 +296,9 @@ def _reduction(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
 
 @RULES.rule("Split")
 def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    axis = _attr(node, "axis", 0)
+    axis = node.attrs.get("axis", 0)
     parts = _integers(node, "split", constants, 1)
-    count = _attr(node, "num_outputs", len(_attr(node, "_outputs", (b"",))))
+    count = node.attrs.get("num_outputs", len(node.attrs.get("_outputs", (b"",))))
     size = dims_of(shapes[0])[axis]
     if _has_unknown(node, constants, 1) or (parts is None and size is None):
         sizes: list[int | None] = [None] * count
@@ -317,17 +312,17 @@ def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
 
 @RULES.rule("Shape")
 def _shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((len(dims_of(shapes[0])[_attr(node, "start", 0) : _attr(node, "end")]),))]
+    return [Shape((len(dims_of(shapes[0])[node.attrs.get("start", 0) : node.attrs.get("end")]),))]
 
 
 @RULES.rule("Resize Upsample")
 def _resize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
-    values: Any = node.attrs.get("scales")
+    values = node.attrs.get("scales")
     if values is None:
         slot = 1 if len(node.inputs) == 2 else 2
         values = constants[slot].array if slot in constants else ()
-    axes: Any = node.attrs.get("axes") or range(len(dims))
+    axes = node.attrs.get("axes") or range(len(dims))
     if len(values) != len(axes):
         return [Shape((None,) * len(dims))]
     sizes = list(dims)
@@ -362,7 +357,7 @@ def _range(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
 @RULES.rule("SpaceToDepth DepthToSpace")
 def _space_to_depth(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     n, c, *sides = dims_of(shapes[0])
-    block: Any = node.attrs["blocksize"]
+    block = node.attrs["blocksize"]
     if node.op == "SpaceToDepth":
         sizes = (None if c is None else c * block**2, *(None if size is None else size // block for size in sides))
     else:
@@ -373,7 +368,7 @@ def _space_to_depth(node: Node, shapes: Sequence[Shape], constants: Mapping[int,
 @RULES.rule("LSTM GRU RNN")
 def _recurrent(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     first, second, _ = dims_of(shapes[0])
-    size: Any = node.attrs.get("hidden_size", dims_of(shapes[2])[2])
+    size = node.attrs.get("hidden_size", dims_of(shapes[2])[2])
     directions = 2 if node.attrs.get("direction") == b"bidirectional" else 1
     if node.attrs.get("layout"):
         return [Shape((first, second, directions, size)), *[Shape((first, directions, size))] * 2]
@@ -384,7 +379,7 @@ def _recurrent(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
 def _gather_nd(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims, indices = dims_of(shapes[0]), dims_of(shapes[1])
     depth = indices[-1]
-    return [UNKNOWN if depth is None else Shape((*indices[:-1], *dims[_attr(node, "batch_dims", 0) + depth :]))]
+    return [UNKNOWN if depth is None else Shape((*indices[:-1], *dims[node.attrs.get("batch_dims", 0) + depth :]))]
 
 
 @RULES.rule("STFT")
@@ -399,7 +394,7 @@ def _short_time_transform(node: Node, shapes: Sequence[Shape], constants: Mappin
 
 @RULES.rule("RoiAlign")
 def _roi_align(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    height, width = _attr(node, "output_height", 1), _attr(node, "output_width", 1)
+    height, width = node.attrs.get("output_height", 1), node.attrs.get("output_width", 1)
     return [Shape((dims_of(shapes[1])[0], dims_of(shapes[0])[1], height, width))]
 
 
@@ -408,13 +403,13 @@ def _attention(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tens
     query, value = dims_of(shapes[0]), dims_of(shapes[2])
     if len(query) == 4:
         return [Shape((*query[:3], value[3]))]
-    heads, value_heads = _attr(node, "q_num_heads"), _attr(node, "kv_num_heads")
+    heads, value_heads = node.attrs["q_num_heads"], node.attrs["kv_num_heads"]
     return [Shape((*query[:2], None if value[2] is None else value[2] // value_heads * heads))]
 
 
 @RULES.rule("Einsum")
 def _einsum(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    inputs, arrow, output = _attr(node, "equation").decode().replace(" ", "").partition("->")
+    inputs, arrow, output = node.attrs["equation"].decode().replace(" ", "").partition("->")
     terms = inputs.split(",")
     ranks = [len(dims_of(shape)) - len(term.replace("...", "")) for term, shape in zip(terms, shapes, strict=True)]
     # The axes of an ellipsis are aligned at their end; digits stand for them.

@@ -87,19 +87,18 @@ def infer_types(graph: Graph, known_types: Mapping[Edge, DType] | None = None) -
 
 
 def _output_types(node: Node, inputs: Sequence[DType | None]) -> list[DType | None]:
-    names: Any = node.attrs.get("_outputs")
+    names = node.attrs.get("_outputs")
     count = len(names) if isinstance(names, tuple) else 1
     first = _first_type(node, inputs)
     return [first, *_LATER.get(node.op, (first,) * (count - 1))][:count]
 
 
 def _first_type(node: Node, inputs: Sequence[DType | None]) -> DType | None:
-    attrs: Mapping[str, Any] = node.attrs
     if node.op == "Placeholder":
-        dtype = attrs.get("dtype")
+        dtype = node.attrs.get("dtype")
         return dtype if isinstance(dtype, DType) else None
     if node.op == "Constant":
-        return _constant_type(attrs)
+        return _constant_type(node.attrs)
     if "." in node.op or node.op in _UNTYPED or "Sequence" in node.op:
         return None
     if node.op in _BOOLEAN:
@@ -109,15 +108,15 @@ def _first_type(node: Node, inputs: Sequence[DType | None]) -> DType | None:
     if node.op in ("ConvInteger", "MatMulInteger"):
         return DType.INT32
     if node.op == "ConstantOfShape":
-        return attrs["value"].dtype if isinstance(attrs.get("value"), Tensor) else DType.FLOAT
+        return node.attrs["value"].dtype if isinstance(node.attrs.get("value"), Tensor) else DType.FLOAT
     if node.op in ("QuantizeLinear", "DynamicQuantizeLinear"):
         zero_point = inputs[2] if len(inputs) > 2 else None
-        return zero_point or DTYPES.get(attrs.get("output_dtype", 0)) or DType.UINT8
+        return zero_point or DTYPES.get(node.attrs.get("output_dtype", 0)) or DType.UINT8
     slot = _TYPE_INPUT.get(node.op, 0)
     same = inputs[slot] if slot < len(inputs) else None
     if node.op in TYPE_ATTRS:
         name, default = TYPE_ATTRS[node.op]
-        number = attrs.get(name)
+        number = node.attrs.get(name)
         return DTYPES.get(number) if isinstance(number, int) else default or same
     return same
 

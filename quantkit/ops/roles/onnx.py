@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -108,8 +107,7 @@ class OnnxRoles(Roles):
             if bias is None:
                 return "the bias is computed, not constant"
             axes = self.weights_axes(graph, layer)[WEIGHTS_INDEX]
-            group: Any = layer.attrs.get("group", 1) if layer.op == "ConvTranspose" else 1
-            channels = weights.shape[axes[0]] * group
+            channels = weights.shape[axes[0]] * (layer.attrs.get("group", 1) if layer.op == "ConvTranspose" else 1)
             is_whole = layer.op == "Gemm" and bias.num_elements == 1
             if not _is_vector(bias) or not (bias.num_elements == channels or is_whole) or bias.dtype is not DType.FLOAT:
                 return "the bias is not one number per channel"
@@ -179,7 +177,7 @@ def clip_limits(graph: Graph, clip: Node) -> tuple[float | None, float | None]:
     """Return the limits of a Clip; None for an absent or computed limit."""
     limits: list[float | None] = []
     for slot, name in ((1, "min"), (2, "max")):
-        attr: Any = clip.attrs.get(name)
+        attr = clip.attrs.get(name)
         value = graph.constant_of(clip.inputs[slot]) if len(clip.inputs) > slot else None
         limits.append(float(value.array.reshape(-1)[0]) if value is not None and value.num_elements else attr)
     return limits[0], limits[1]

@@ -119,11 +119,11 @@ def _slide_window(node: Node, shape: Shape, kernel: Sequence[int], channels: int
     """
     dims = list(dims_of(shape))
     is_channels_first = node.attrs.get("data_format") in (b"NCHW", b"NCDHW")
-    strides: Any = node.attrs.get("strides", (1,) * len(dims))
-    dilations: Any = node.attrs.get("dilations") or (1,) * len(dims)
-    explicit: Any = node.attrs.get("explicit_paddings") or ()
+    strides = node.attrs.get("strides", (1,) * len(dims))
+    dilations = node.attrs.get("dilations") or (1,) * len(dims)
+    explicit = node.attrs.get("explicit_paddings") or ()
     for axis, size in enumerate(kernel, 2 if is_channels_first else 1):
-        padding: Any = node.attrs.get("padding", b"VALID")
+        padding = node.attrs.get("padding", b"VALID")
         if padding == b"EXPLICIT":
             padding = explicit[2 * axis] + explicit[2 * axis + 1]
         dims[axis] = _window(dims[axis], size, strides[axis], padding, dilations[axis])
@@ -141,7 +141,7 @@ def _quantized_ops(layer: str) -> str:
 def _conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     kernel = shapes[1].sizes
     channels = kernel[2] * kernel[3] if "Depthwise" in node.op else kernel[-1]
-    paddings: Any = node.attrs.get("padding_list")
+    paddings = node.attrs.get("padding_list")
     padded = _pad_shape(shapes[0], paddings) if paddings else shapes[0]
     output = _slide_window(node, padded, kernel[:-2], channels)
     return [output, SCALAR, SCALAR] if node.op in ("QuantizedConv2D", "QuantizedDepthwiseConv2D") else [output]
@@ -178,8 +178,7 @@ def _broadcast_args(node: Node, shapes: Sequence[Shape], constants: Mapping[int,
 
 def _slice_by_computed_limits(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Shape:
     """Return the shape of a slice whose limits are not all constant; axes without limits keep their sizes."""
-    begin_mask: Any = node.attrs.get("begin_mask", 0)
-    end_mask: Any = node.attrs.get("end_mask", 0)
+    begin_mask, end_mask = (node.attrs.get(f"{name}_mask", 0) for name in ("begin", "end"))
     if any(node.attrs.get(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")):
         return UNKNOWN
     dims = list(dims_of(shapes[0]))
@@ -216,8 +215,7 @@ def _bitcast(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
 @RULES.rule("Gather GatherV2")
 def _gather(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     axis = constants[2].array.item() if node.op == "GatherV2" else 0
-    batch_dims: Any = node.attrs.get("batch_dims", 0)
-    return [replace_axis(shapes[0], axis, *dims_of(shapes[1])[batch_dims:])]
+    return [replace_axis(shapes[0], axis, *dims_of(shapes[1])[node.attrs.get("batch_dims", 0) :])]
 
 
 @RULES.rule("Einsum")
@@ -241,7 +239,7 @@ def _fused_conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Ten
 
 @RULES.rule("MaxPool AvgPool MaxPool3D AvgPool3D QuantizedMaxPool QuantizedAvgPool")
 def _pool(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    size: Any = node.attrs["ksize"]
+    size = node.attrs["ksize"]
     kernel = size[2:] if node.attrs.get("data_format") in (b"NCHW", b"NCDHW") else size[1:-1]
     output = _slide_window(node, shapes[0], kernel, None)
     return [output, SCALAR, SCALAR] if node.op.startswith("Quantized") else [output]
@@ -267,7 +265,7 @@ def _batch_matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, T
 @RULES.rule("Concat ConcatV2 QuantizedConcat")
 def _concat(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     slot = len(shapes) - 1 if node.op == "ConcatV2" else 0
-    count: Any = node.attrs.get("N", len(shapes) - 1)
+    count = node.attrs.get("N", len(shapes) - 1)
     output = concat_shapes(shapes[:slot] if slot else shapes[1 : 1 + count], constants[slot].array.item())
     return [output, SCALAR, SCALAR][: 3 if node.op.startswith("Quantized") else 1]
 
@@ -286,7 +284,7 @@ RULES.rule("QuantizedReshape")(lambda node, shapes, constants: [*_reshape(node, 
 
 @RULES.rule("Squeeze")
 def _squeeze(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    squeezed: Any = node.attrs.get("squeeze_dims") or [i for i, size in enumerate(dims_of(shapes[0])) if size == 1]
+    squeezed = node.attrs.get("squeeze_dims") or [i for i, size in enumerate(dims_of(shapes[0])) if size == 1]
     return [reduce_axes(shapes[0], squeezed, keeps_axes=False)]
 
 
@@ -335,7 +333,7 @@ def _split_by_sizes(node: Node, shapes: Sequence[Shape], constants: Mapping[int,
 
 @RULES.rule("While StatelessWhile If StatelessIf")
 def _stated_outputs(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    stated: Any = node.attrs.get("output_shapes", ())
+    stated = node.attrs.get("output_shapes", ())
     return stated if all(isinstance(shape, Shape) for shape in stated) else ()
 
 
@@ -348,8 +346,7 @@ def _stack_list(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Ten
 
 @RULES.rule("DecodeJpeg DecodePng")
 def _decode_image(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    channels: Any = node.attrs.get("channels") or None
-    return [Shape((None, None, channels))]
+    return [Shape((None, None, (node.attrs.get("channels") or None)))]
 
 
 @RULES.rule("SpaceToBatchND BatchToSpaceND")

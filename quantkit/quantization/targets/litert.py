@@ -116,7 +116,7 @@ def _replace_averages(graph: Graph, plan: Plan) -> Iterator[tuple[Node, list[Nod
 
 def _average_nodes(graph: Graph, pool: Node, h: int, w: int, c: int) -> list[Node]:
     """Return the nodes that replace a pool; empty if the pool stays."""
-    ksize, strides = (tuple(pool.attrs[key]) for key in ("ksize", "strides"))  # type: ignore[arg-type]
+    ksize, strides = (tuple(pool.attrs[key]) for key in ("ksize", "strides"))
     if ksize == (1, h, w, 1) and pool.attrs["padding"] == b"VALID":
         axes = constant(free_name(graph, f"{pool.name}/axes"), np.array([1, 2], np.int32))
         inputs = (pool.inputs[0], Edge(axes.name))

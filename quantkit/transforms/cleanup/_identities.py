@@ -137,7 +137,7 @@ def normalize_axes(values: Array, rank: int) -> list[int]:
 
 def attribute_or_default(node: Node, name: str) -> Attr | None:
     """Return an attribute or its default; None if the node lacks a required attribute."""
-    value = node.attrs.get(name)
+    value: Attr | None = node.attrs.get(name)
     if value is not None:
         return value
     try:

@@ -74,7 +74,7 @@ def _fuse(graph: Graph, root: Node) -> list[Node] | Skip | None:
     if reason or weights is None or len(weights.shape) != 4 or weights.shape[1] % blocks.size**2:
         return Skip(reason or f"the weights of {root.name} are not constant, or have another number of channels")
     attrs = root.attrs
-    is_plain = attrs.get("group", 1) == 1 and set(attrs.get("dilations", (1,))) == {1}  # type: ignore[arg-type]
+    is_plain = attrs.get("group", 1) == 1 and set(attrs.get("dilations", (1,))) == {1}
     is_valid = attrs.get("auto_pad") == b"VALID"
     if not is_plain or not (is_valid or attrs.get("auto_pad", b"NOTSET") in (b"NOTSET", b"")):
         return Skip(f"{root.name} is grouped or dilated, or computes its padding from the size of its input")
@@ -87,9 +87,9 @@ def _fuse(graph: Graph, root: Node) -> list[Node] | Skip | None:
     strides, pads = attrs.get("strides", (1, 1)), attrs.get("pads", (0, 0, 0, 0))
     fused = root.with_(inputs=(blocks.image, Edge(constant.name), *root.inputs[2:])).with_attrs(
         kernel_shape=kernel.shape[2:],
-        strides=tuple(size * stride for stride in strides),  # type: ignore[union-attr]
+        strides=tuple(size * stride for stride in strides),
         # ONNX Runtime rejects paddings next to VALID.
-        pads=None if is_valid else tuple(size * pad for pad in pads),  # type: ignore[union-attr]
+        pads=None if is_valid else tuple(size * pad for pad in pads),
     )
     return [constant, fused]
 

@@ -137,8 +137,7 @@ def _convert_strided_slice(converter: LayoutConverter, node: Node) -> ConvertedN
         return converted
     masks: dict[str, int] = {}
     for name in ("begin_mask", "end_mask"):
-        mask: Any = node.attrs.get(name, 0)
-        masks[name] = sum(((mask >> axis) & 1) << bit for bit, axis in enumerate(converter.order))
+        masks[name] = sum(((node.attrs.get(name, 0) >> axis) & 1) << bit for bit, axis in enumerate(converter.order))
     return ConvertedNode(converted.node.with_attrs(**masks), others=converted.others)
 
 
@@ -187,7 +186,7 @@ def _convert_squeeze(converter: LayoutConverter, node: Node) -> ConvertedNode | 
     dims = converter.dims(node.inputs[0])
     if not converter.is_converted(node.inputs[0]):
         return ""
-    axes: Any = node.attrs.get("squeeze_dims") or ()
+    axes = node.attrs.get("squeeze_dims") or ()
     if not axes and (dims is None or None in dims):
         return "the squeezed dimensions are unknown"
     squeezed = {axis % 4 for axis in axes} or {axis for axis, size in enumerate(dims or ()) if size == 1}

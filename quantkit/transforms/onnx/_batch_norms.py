@@ -55,9 +55,8 @@ def _fold_norm(graph: Graph, root: Node) -> Rewritten:
     if layer.node.op == "MatMul":
         return Skip(f"{layer.node.name} (MatMul) has no bias")
     gamma, beta, mean, variance = values
-    epsilon: Any = root.attrs.get("epsilon", 1e-5)
     with np.errstate(all="ignore"):
-        scale = gamma / np.sqrt(variance + epsilon)
+        scale = gamma / np.sqrt(variance + root.attrs.get("epsilon", 1e-5))
     return _fold(layer, scale, beta - mean * scale)
 
 

@@ -299,7 +299,7 @@ def _hard_swish(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
     for first, second in _operands(root) if root.op == "Mul" else ((root.inputs[0], root.inputs[1]),):
         sigmoid = _inner(graph, second, "HardSigmoid", root) if root.op == "Mul" else None
         if sigmoid is not None and sigmoid.inputs[0] == first:
-            alpha, beta = (float(sigmoid.attrs.get(name, value)) for name, value in (("alpha", 0.2), ("beta", 0.5)))  # type: ignore[arg-type]
+            alpha, beta = (float(sigmoid.attrs.get(name, value)) for name, value in (("alpha", 0.2), ("beta", 0.5)))
             if _is_close(alpha, 1 / 6) and _is_close(beta, 0.5):
                 return [Node(root.name, "HardSwish", (first,), extra=root.extra)]
         product = _inner(graph, first, "Mul", root)

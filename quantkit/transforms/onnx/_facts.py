@@ -7,7 +7,6 @@ name of that output.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -115,7 +114,7 @@ def integers(graph: Graph, node: Node, name: str, slot: int) -> list[int] | None
     Returns:
         The integers; None if the node has neither, or the input is not constant.
     """
-    attr: Any = node.attrs.get(name)
+    attr = node.attrs.get(name)
     if attr is not None:
         return [int(item) for item in (attr if isinstance(attr, tuple) else (attr,))]
     value = constant_value(graph, node, slot)
@@ -239,7 +238,7 @@ def _replace_output(graph: Graph, old: Edge, new: Edge, captured: frozenset[str]
 def _rename_value(graph: Graph, edge: Edge, name: str) -> Graph:
     """Return the graph with another name of one value."""
     node = graph[edge.node]
-    values: Any = node.attrs.get(onnx.OUTPUTS)
+    values = node.attrs.get(onnx.OUTPUTS)
     if not isinstance(values, tuple):
         return rename_nodes(graph, {edge.node: name})
     is_first = onnx.value_name(node, edge.port) == node.name

@@ -7,7 +7,6 @@ MatMul         y = x W                 W: (..., k, c_out)
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -113,7 +112,7 @@ class LinearLayer:
         if self.node.op == "Conv":
             factor = factor.reshape(-1, *(1,) * (len(shape) - 1))
         elif self.node.op == "ConvTranspose":
-            groups: Any = self.node.attrs.get("group", 1)
+            groups = self.node.attrs.get("group", 1)
             blocks = np.repeat(factor.reshape(groups, 1, -1), shape[0] // groups, axis=1)
             factor = blocks.reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
         elif self.node.op == "Gemm" and self.node.attrs.get("transB"):
@@ -167,7 +166,7 @@ def _is_changeable(graph: Graph, constant: Node) -> bool:
 
 def _num_channels(node: Node, shape: tuple[int, ...]) -> int | None:
     """Return the number of output channels; None for weights of an unsupported rank."""
-    group: Any = node.attrs.get("group", 1)
+    group = node.attrs.get("group", 1)
     if node.op == "Conv":
         return shape[0] if len(shape) >= 3 else None
     if node.op == "ConvTranspose":
@@ -187,6 +186,6 @@ def _bias(graph: Graph, node: Node, num_channels: int) -> Array | Skip | None:
     value = constant.value.array
     if value.size not in (1, num_channels) or (value.size > 1 and value.shape[-1] != num_channels):
         return Skip(f"{constant.name}, the bias of {node.name}, is not one value per channel")
-    beta: Any = node.attrs.get("beta", 1.0) if node.op == "Gemm" else 1.0
+    beta = node.attrs.get("beta", 1.0) if node.op == "Gemm" else 1.0
     bias = np.broadcast_to(value.reshape(-1), (num_channels,))
     return bias if beta == 1 else bias * value.dtype.type(beta)

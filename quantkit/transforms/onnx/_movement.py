@@ -136,8 +136,7 @@ def remove_expand(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
 
 
 def _attr(node: Node, name: str) -> tuple[int, ...]:
-    value: Any = node.attrs.get(name, ())
-    return tuple(value)
+    return tuple(node.attrs.get(name, ()))
 
 
 def remove_slice(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
@@ -271,8 +270,7 @@ def join_squeeze(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
 
 
 def _attr_value(node: Node, name: str) -> int:
-    value: Any = node.attrs.get(name, 0)
-    return int(value)
+    return int(node.attrs.get(name, 0))
 
 
 def join_gather(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:

@@ -70,7 +70,7 @@ def _sharing_reason(graph: Graph, pad: Node, consumer: Node) -> str:
 
 def _value_reason(graph: Graph, pad: Node, root: Node) -> str:
     """Return a clause if a Pad does not add the values that the padding of a node stands for; empty if it does."""
-    value: Any = pad.attrs.get("value", 0)
+    value = pad.attrs.get("value", 0)
     if has_input(pad, 2):
         constant = constant_value(graph, pad, 2)
         value = None if constant is None else constant.reshape(-1)[0]

@@ -2,7 +2,6 @@
 
 from functools import partial
 from math import prod
-from typing import Any
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
@@ -37,17 +36,15 @@ def _move_projection(facts: GraphFacts, graph: Graph, root: Node) -> list[Node] 
 
 
 def _reason_to_stay(facts: GraphFacts, graph: Graph, root: Node, pool: Node, consumer: Node) -> str:
-    attrs: Any = root.attrs
     weights = graph.constant_of(root.inputs[WEIGHTS_INDEX])
     if weights is None or prod(weights.shape[2:]) != 1:
         return "the weights are not those of a 1x1 convolution"
-    if attrs.get("group", 1) != 1 or {*attrs.get("strides", ()), 1} != {1} or any(attrs.get("pads", ())):
+    if root.attrs.get("group", 1) != 1 or {*root.attrs.get("strides", ()), 1} != {1} or any(root.attrs.get("pads", ())):
         return "the convolution has a stride, padding or groups"
     c_out, c_in = weights.shape[:2]
     if c_out >= c_in:
         return f"the convolution does not reduce the channels: {c_in} to {c_out}"
-    pool_attrs: Any = pool.attrs
-    if any(pool_attrs.get("pads", ())) and pool_attrs.get("count_include_pad"):
+    if any(pool.attrs.get("pads", ())) and pool.attrs.get("count_include_pad"):
         return f"{pool.name} averages over its padding, which has no bias"
     if reason := reason_to_keep(graph, pool, consumer):
         return reason
@@ -55,7 +52,7 @@ def _reason_to_stay(facts: GraphFacts, graph: Graph, root: Node, pool: Node, con
     before, after = (
         None if dims is None or None in dims[2:] else prod(size or 0 for size in dims[2:]) for dims in sizes
     )
-    window = prod(pool_attrs["kernel_shape"])
+    window = prod(pool.attrs["kernel_shape"])
     if before is None or after is None:
         return f"the saving is unknown, because the size of {pool.inputs[0]} is unknown"
     # Additions that the pool saves minus the additional MACs of the convolution.

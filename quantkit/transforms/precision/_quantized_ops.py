@@ -122,8 +122,7 @@ def quantize(name: str, inputs: Sequence[Edge], dtype: DType) -> Node:
 
 def requantize(name: str, wide: str, bounds: Sequence[Edge]) -> Node:
     """Return a Requantize of the 32-bit outputs of the node ``wide`` to 8 bits with a range."""
-    attrs: dict[str, Attr] = {"Tinput": DType.QINT32, "out_type": DType.QUINT8}
-    return Node(name, "Requantize", (*ports(wide), *bounds), attrs=attrs)
+    return Node(name, "Requantize", (*ports(wide), *bounds), attrs={"Tinput": DType.QINT32, "out_type": DType.QUINT8})
 
 
 def ports(name: str) -> tuple[Edge, Edge, Edge]:

@@ -121,6 +121,6 @@ def _split(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list[Node]
             target = Node(free_name(graph, f"{name}/shape"), "Constant", attrs={"value": Tensor.of(np.array(value))})
             nodes += [target, Node(name, op, (edge, Edge(target.name)))]
         else:
-            nodes.append(Node(name, op, (edge,), attrs={"perm": value}))  # type: ignore[dict-item]
+            nodes.append(Node(name, op, (edge,), attrs={"perm": value}))
         edge = Edge(name)
     return nodes
