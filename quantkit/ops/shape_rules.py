@@ -119,6 +119,12 @@ def tiled_shape(node: Node, shapes: Sequence[Shape], sizes: Mapping[int, Sizes])
     return [Shape([None if size is None or count is None else size * count for size, count in pairs])]
 
 
+def unknown_sizes(shape: Shape) -> Shape:
+    """Return the shape that a vector of unknown integers states; ``shape`` is that of the vector."""
+    (rank,) = dims_of(shape)
+    return UNKNOWN if rank is None else Shape((None,) * rank)
+
+
 def join_shapes(first: Shape, second: Shape) -> Shape:
     """Return the shape that both shapes have; sizes in which they differ are unknown."""
     if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):

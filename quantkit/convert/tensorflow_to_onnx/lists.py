@@ -95,13 +95,11 @@ def _constant_shape(nodes: Mapping[str, Node], edge: Edge) -> Shape | None:
     return Shape([None if size < 0 else int(size) for size in node.value.array])
 
 
-@LIST_OPS.rule("TensorListFromTensor TensorListStack")
-def _whole(nodes: Mapping[str, Node], node: Node) -> list[Node]:
-    return [_same(nodes, node, node.inputs[0])]
-
-
 def _same(nodes: Mapping[str, Node], node: Node, edge: Edge) -> Node:
     return Node(node.name, "Identity", (edge,), attrs={"T": dtype_of(nodes, edge)})
+
+
+LIST_OPS.rule("TensorListFromTensor TensorListStack")(lambda nodes, node: [_same(nodes, node, node.inputs[0])])
 
 
 @LIST_OPS.rule("TensorListGetItem TensorListGather TensorArrayReadV3 TensorArrayGatherV3")

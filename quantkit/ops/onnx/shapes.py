@@ -6,7 +6,6 @@ Images have the layout (n, c, h, w), weights of a convolution (c_out, c_in / gro
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from quantkit.ir.graph import Edge, Node
 from quantkit.ir.tensor import Shape, Tensor
@@ -25,6 +24,7 @@ from quantkit.ops.shape_rules import (
     reduce_axes,
     replace_axis,
     stated_shape,
+    unknown_sizes,
 )
 from quantkit.ops.table import CONTROL_FLOW, Fact, find_ops
 
@@ -117,6 +117,16 @@ RULES.rule("Size")(lambda node, shapes, constants: [SCALAR])
 RULES.rule("DynamicQuantizeLinear")(lambda node, shapes, constants: [shapes[0], SCALAR, SCALAR])
 RULES.rule("NonZero")(lambda node, shapes, constants: [Shape((len(dims_of(shapes[0])), None))])
 RULES.rule("NonMaxSuppression")(lambda node, shapes, constants: [Shape((None, 3))])
+RULES.rule("Shape")(
+    lambda node, shapes, constants: [
+        Shape((len(dims_of(shapes[0])[node.attrs.get("start", 0) : node.attrs.get("end")]),))
+    ]
+)
+RULES.rule("Transpose")(
+    lambda node, shapes, constants: [
+        Shape([dims_of(shapes[0])[axis] for axis in node.attrs.get("perm") or range(len(dims_of(shapes[0])))[::-1]])
+    ]
+)
 RULES.rule("Pad Tile")(lambda node, shapes, constants: [Shape((None,) * len(dims_of(shapes[0])))])
 RULES.rule("RandomNormal RandomUniform")(lambda node, shapes, constants: [Shape(node.attrs["shape"])])
 RULES.rule("GridSample")(lambda node, shapes, constants: [Shape((*dims_of(shapes[0])[:2], *dims_of(shapes[1])[1:-1]))])
@@ -155,8 +165,7 @@ def _constant(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tenso
 
 def _windows(node: Node, dims: Dims, kernel: Sequence[int]) -> list[int | None]:
     """Return the number of windows along each spatial axis."""
-    count = len(kernel)
-    attrs: Mapping[str, Any] = node.attrs
+    attrs, count = node.attrs, len(kernel)
     strides = attrs.get("strides") or (1,) * count
     dilations = attrs.get("dilations") or (1,) * count
     pads = attrs.get("pads") or (0,) * 2 * count
@@ -187,8 +196,7 @@ def _conv(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) 
 
 @RULES.rule("ConvTranspose")
 def _conv_transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    weights, dims = shapes[1].sizes, dims_of(shapes[0])
-    attrs: Mapping[str, Any] = node.attrs
+    weights, dims, attrs = shapes[1].sizes, dims_of(shapes[0]), node.attrs
     count = len(dims) - 2
     if "output_shape" in attrs or attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
         return [Shape((dims[0], weights[1] * attrs.get("group", 1), *(None,) * count))]
@@ -208,16 +216,14 @@ def _conv_transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int,
     return [Shape((dims[0], weights[1] * attrs.get("group", 1), *sizes))]
 
 
-@RULES.rule("MaxPool AveragePool LpPool")
-def _pool(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    return [Shape((*dims[:2], *_windows(node, dims, node.attrs["kernel_shape"])))] * 2
-
-
-@RULES.rule("GlobalAveragePool GlobalMaxPool GlobalLpPool")
-def _global_pool(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    return [Shape((*dims[:2], *(1,) * (len(dims) - 2)))]
+RULES.rule("MaxPool AveragePool LpPool")(
+    lambda node, shapes, constants: (
+        [Shape((*dims_of(shapes[0])[:2], *_windows(node, dims_of(shapes[0]), node.attrs["kernel_shape"])))] * 2
+    )
+)
+RULES.rule("GlobalAveragePool GlobalMaxPool GlobalLpPool")(
+    lambda node, shapes, constants: [reduce_axes(shapes[0], range(2, len(dims_of(shapes[0]))), keeps_axes=True)]
+)
 
 
 @RULES.rule("Gemm")
@@ -238,10 +244,9 @@ def _matmul(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]
     return [Shape((*dims_of(batch_shape), *rows, *columns))]
 
 
-@RULES.rule("Reshape ConstantOfShape")
-def _take_rank(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    (rank,) = dims_of(shapes[0 if node.op == "ConstantOfShape" else 1])
-    return [UNKNOWN if rank is None else Shape((None,) * rank)]
+RULES.rule("Reshape")(lambda node, shapes, constants: [unknown_sizes(shapes[1])])
+RULES.rule("ConstantOfShape")(lambda node, shapes, constants: [unknown_sizes(shapes[0])])
+RULES.rule("Expand")(lambda node, shapes, constants: [broadcast_shapes([shapes[0], unknown_sizes(shapes[1])])])
 
 
 @RULES.rule("Flatten")
@@ -252,12 +257,6 @@ def _flatten(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor
     return [
         Shape(tuple(None if None in half else math.prod(size for size in half if size is not None) for half in halves))
     ]
-
-
-@RULES.rule("Transpose")
-def _transpose(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    dims = dims_of(shapes[0])
-    return [Shape([dims[axis] for axis in node.attrs.get("perm") or range(len(dims))[::-1]])]
 
 
 @RULES.rule("Squeeze")
@@ -310,11 +309,6 @@ def _split(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
     return [replace_axis(shapes[0], axis, part) for part in sizes]
 
 
-@RULES.rule("Shape")
-def _shape(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    return [Shape((len(dims_of(shapes[0])[node.attrs.get("start", 0) : node.attrs.get("end")]),))]
-
-
 @RULES.rule("Resize Upsample")
 def _resize(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
     dims = dims_of(shapes[0])
@@ -338,12 +332,6 @@ def _slice(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor])
     axes = _integers(node, "axes", constants, 3)
     changed = range(len(dims)) if axes is None else [axis % len(dims) for axis in axes]
     return [Shape(tuple(None if axis in changed else size for axis, size in enumerate(dims)))]
-
-
-@RULES.rule("Expand")
-def _expand(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    (rank,) = dims_of(shapes[1])
-    return [UNKNOWN] if rank is None else [broadcast_shapes([shapes[0], Shape((None,) * rank)])]
 
 
 @RULES.rule("Range")
@@ -394,8 +382,8 @@ def _short_time_transform(node: Node, shapes: Sequence[Shape], constants: Mappin
 
 @RULES.rule("RoiAlign")
 def _roi_align(node: Node, shapes: Sequence[Shape], constants: Mapping[int, Tensor]) -> Sequence[Shape]:
-    height, width = node.attrs.get("output_height", 1), node.attrs.get("output_width", 1)
-    return [Shape((dims_of(shapes[1])[0], dims_of(shapes[0])[1], height, width))]
+    sizes = (node.attrs.get(f"output_{side}", 1) for side in ("height", "width"))
+    return [Shape((dims_of(shapes[1])[0], dims_of(shapes[0])[1], *sizes))]
 
 
 @RULES.rule("Attention")

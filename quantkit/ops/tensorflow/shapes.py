@@ -27,6 +27,7 @@ from quantkit.ops.shape_rules import (
     replace_axis,
     stated_shape,
     tiled_shape,
+    unknown_sizes,
 )
 from quantkit.ops.table import Fact, find_ops
 from quantkit.ops.tensorflow.signatures import attribute, op_names, output_dtypes
@@ -160,8 +161,7 @@ def _shape_from_input(node: Node, shapes: Sequence[Shape], constants: Mapping[in
     slot = 1 if node.op == "BroadcastTo" else 0
     if slot in constants:
         return [Shape(tuple(int(size) for size in constants[slot].array))]
-    (rank,) = dims_of(shapes[slot])
-    return [UNKNOWN if rank is None else Shape((None,) * rank)]
+    return [unknown_sizes(shapes[slot])]
 
 
 @PARTIAL_SHAPES.rule("Reshape BroadcastTo Fill Conv2DBackpropInput")

@@ -118,14 +118,8 @@ def _new_axis(converter: LayoutConverter, node: Node, slot: int, axis: Tensor) -
     return converter.new_operand(node, "axis", values, node.inputs[slot])
 
 
-@HANDLERS.rule("Pad PadV2 MirrorPad")
-def _convert_pad(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
-    return _permute_operands(converter, node, {1: "widths"})
-
-
-@HANDLERS.rule("Slice")
-def _convert_slice(converter: LayoutConverter, node: Node) -> ConvertedNode | str:
-    return _permute_operands(converter, node, {1: "begin", 2: "size"})
+HANDLERS.rule("Pad PadV2 MirrorPad")(lambda converter, node: _permute_operands(converter, node, {1: "widths"}))
+HANDLERS.rule("Slice")(lambda converter, node: _permute_operands(converter, node, {1: "begin", 2: "size"}))
 
 
 @HANDLERS.rule("StridedSlice")
