@@ -30,11 +30,10 @@ def _cast(translator: OnnxTranslator, node: Node) -> None:
 @converts("Shape")
 def _shape(translator: OnnxTranslator, node: Node) -> None:
     source = translator.plain(node.inputs[0])
-    attrs: dict[str, Attr] = {"T": translator.types[source], "out_type": INT64}
     begin = node.attrs.get("start", 0)
     end = node.attrs.get("end")
     if begin == 0 and end is None:
-        edge = translator.emit(node, "Shape", [source], PLAIN, **attrs)
+        edge = translator.emit(node, "Shape", [source], PLAIN, T=translator.types[source], out_type=INT64)
         translator.types[edge] = INT64
         return
     shape = shape_of(translator, node, source)

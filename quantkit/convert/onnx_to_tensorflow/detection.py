@@ -29,9 +29,8 @@ def _non_max_suppression(translator: OnnxTranslator, node: Node) -> None:
     num_boxes = translator.add_intermediate(node, "num_boxes", "Size", [inputs[1]], out_type=DType.INT64)
     count = translator.add_intermediate(node, "limited", "Minimum", [inputs[2], num_boxes])
     inputs[2] = translator.add_cast(node, "count", count, DType.INT32)
-    types = {"T": DType.FLOAT, "T_threshold": DType.FLOAT}
     name = f"{translator.name(node.name)}/selected"
-    selected = translator.add_node(name, "NonMaxSuppressionV3", inputs, **types)
+    selected = translator.add_node(name, "NonMaxSuppressionV3", inputs, T=DType.FLOAT, T_threshold=DType.FLOAT)
     translator.types[selected] = DType.INT32
     column = translator.reshape(node, "column", translator.add_cast(node, "wide", selected, DType.INT64), [-1, 1])
     image_and_class = translator.add_array(node, "image_and_class", [[0, 0], [2, 0]], DType.INT32)

@@ -129,9 +129,8 @@ def _emit_conv_transpose(translator: OnnxTranslator, node: Node, weights: Tensor
         limits = ([0, *pads[:2], 0], [0, *(-max(size, 0) for size in removed), 0], [1] * 4)
         edges = [translator.add_array(node, f"crop/{number}", values) for number, values in enumerate(limits)]
         whole = sum(2 << axis for axis, size in enumerate(removed) if size <= 0)
-        masks = {"begin_mask": 9, "end_mask": 9 | whole}
         product = translator.add_intermediate(
-            node, "crop", "StridedSlice", [product, *edges], Index=DType.INT64, **masks
+            node, "crop", "StridedSlice", [product, *edges], Index=DType.INT64, begin_mask=9, end_mask=9 | whole
         )
     if translator.has_input(node, 2):
         bias = translator.plain(node.inputs[2])

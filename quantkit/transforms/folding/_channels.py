@@ -167,9 +167,8 @@ def _find_layer(graph: Graph, node: Node, depth: int) -> FoldTarget:
 def _add_offset(graph: Graph, layer: Node, offset: Array, dtype: DType, name: str) -> tuple[Node, Node]:
     """Return a constant, and a BiasAdd that adds it to a layer."""
     values = constant(free_name(graph, f"{layer.name}_bn_offset"), _cast(offset, dtype))
-    attrs = {"T": dtype, "data_format": layer.attrs.get("data_format")}
     bias = Node(name, "BiasAdd", (Edge(layer.name), Edge(values.name)), device=layer.device)
-    return values, bias.with_attrs(**attrs)
+    return values, bias.with_attrs(T=dtype, data_format=layer.attrs.get("data_format"))
 
 
 def _find_biased_layer(graph: Graph, node: Node, depth: int) -> FoldTarget:

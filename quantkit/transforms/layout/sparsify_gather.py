@@ -189,8 +189,7 @@ def _add_table(graph: Graph, draft: Draft, weights: str, column: Array) -> tuple
     nodes = NewNodes(graph, weights)
     indices, values = nodes.constant("indices", ids.astype(np.int64)), nodes.constant("values", flat[ids])
     table = nodes.add("HashTable", "HashTable", key_dtype=DType.INT64, value_dtype=DType.FLOAT)
-    attrs: dict[str, Attr] = {"Tkey": DType.INT64, "Tval": DType.FLOAT}
-    init = nodes.add("InitializeTable", "InitializeTable", table, indices, values, **attrs)
+    init = nodes.add("InitializeTable", "InitializeTable", table, indices, values, Tkey=DType.INT64, Tval=DType.FLOAT)
     draft.before(weights, *nodes)
     return table.node, init.node
 
