@@ -445,6 +445,7 @@ RUNTIME = Runtime(
     title="ONNX Runtime",
     available=_available,
     open_model=_open,
+    load=_module,
     find_int8_nodes=_find_int8_nodes,
     kinds=("onnx",),
     dialects=("onnx", "tensorflow"),
