@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from quantkit.arguments import public
 from quantkit.errors import GraphError, RecipeError
@@ -368,11 +368,7 @@ class _UseList(Sequence[Use]):
     def __len__(self) -> int:
         return len(self._table)
 
-    @overload
-    def __getitem__(self, index: int) -> Use: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Use]: ...
-    def __getitem__(self, index: int | slice) -> Use | Sequence[Use]:
+    def __getitem__(self, index: Any) -> Any:
         return tuple(self)[index]
 
 

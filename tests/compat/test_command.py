@@ -118,14 +118,14 @@ def test_name_is_searched_in_both_registries() -> None:
 
 def test_duplicate_classic_name_is_an_error() -> None:
     with pytest.raises(RecipeError, match="two classic transforms are named 'set_device'"):
-        classic_transform(CLASSIC["set_device"].function)
+        classic_transform()(CLASSIC["set_device"].function)
 
 
 def test_graph_with_duplicate_names_is_not_written() -> None:
     twice = (placeholder("x", 1, 4, 4, 2), node("a", "Relu", "x"))
     graph = Graph.of(twice, ["x"], ["a"])
 
-    @classic_transform
+    @classic_transform()
     def double(nodes, context):  # type: ignore[no-untyped-def]
         return [*nodes, *nodes]
 

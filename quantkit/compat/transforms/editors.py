@@ -15,7 +15,7 @@ OLD_ARRAY_OPS = {
 }
 
 
-@classic_transform
+@classic_transform()
 def rename_attribute(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Rename an attribute; if the node already has the new name, the moved value is lost."""
     if len(context.values("old_attribute_name")) != 1 or len(context.values("new_attribute_name")) != 1:
@@ -35,7 +35,7 @@ def rename_attribute(nodes: Sequence[NodeDef], context: ClassicContext) -> list[
     return result
 
 
-@classic_transform
+@classic_transform()
 def rename_node(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Rename a node and all references to the node."""
     if len(context.values("old_node_name")) != 1 or len(context.values("new_node_name")) != 1:
@@ -58,7 +58,7 @@ def _rename_reference(text: str, old: str, new: str) -> str:
     return f"{prefix}{new}{suffix}" if node == old else text
 
 
-@classic_transform
+@classic_transform()
 def set_device(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Set the device of every node, or of the nodes without a device."""
     device = context.value("device", "")
@@ -66,19 +66,19 @@ def set_device(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDe
     return [node if only_default and node.device else node.with_(device=device) for node in nodes]
 
 
-@classic_transform
+@classic_transform()
 def remove_control_dependencies(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Remove all control dependencies."""
     return [node.with_(inputs=node.data_inputs) for node in nodes]
 
 
-@classic_transform
+@classic_transform()
 def sort_by_execution_order(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Sort nodes topologically."""
     return execution_order(nodes)
 
 
-@classic_transform
+@classic_transform()
 def obfuscate_names(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Replace names by numbers in base 62.
 
@@ -107,7 +107,7 @@ def obfuscate_names(nodes: Sequence[NodeDef], context: ClassicContext) -> list[N
     return result
 
 
-@classic_transform
+@classic_transform()
 def backport_concatv2(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Replace ``ConcatV2`` by ``Concat``: the last input becomes the first, even a control input."""
     result = []
@@ -119,7 +119,7 @@ def backport_concatv2(nodes: Sequence[NodeDef], context: ClassicContext) -> list
     return result
 
 
-@classic_transform
+@classic_transform()
 def backport_tensor_array_v3(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Replace tensor array ops by those of version 2, with a constant for the flow output."""
     result: list[NodeDef] = []

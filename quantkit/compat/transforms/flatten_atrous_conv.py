@@ -16,7 +16,7 @@ LAYER = pattern("Conv2D|DepthwiseConv2dNative", TO_BATCH, ANY)
 ATROUS = pattern("BatchToSpaceND", LAYER, ANY, ANY)
 
 
-@classic_transform
+@classic_transform()
 def flatten_atrous_conv(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Insert zeros between the filter's elements, and use SAME padding for any original padding."""
     return replace_matches(nodes, ATROUS, _flatten)

@@ -13,7 +13,7 @@ from quantkit.ir.tensor import Array, DType, Tensor
 FACTOR_AFTER_LAYER = pattern("Mul", pattern("Conv2D|MatMul|DepthwiseConv2dNative", ANY, CONST), CONST)
 
 
-@classic_transform
+@classic_transform()
 def fold_batch_norms(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Fold a constant vector factor after a layer into its weights.
 

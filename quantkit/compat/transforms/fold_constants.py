@@ -44,7 +44,7 @@ INTEGERS = (DType.INT32, DType.INT64)
 LIMIT = 10 << 20
 
 
-@classic_transform
+@classic_transform()
 def fold_constants(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Compute nodes that depend on constants only, and move the graph inputs to the end of the file.
 

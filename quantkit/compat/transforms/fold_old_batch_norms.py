@@ -35,7 +35,7 @@ CHANNEL_AXIS = 3
 Fold = Callable[[ClassicMatch], list[NodeDef]]
 
 
-@classic_transform
+@classic_transform()
 def fold_old_batch_norms(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Fold a batch norm into the convolution before it, without a check for other consumers.
 

@@ -13,13 +13,13 @@ from quantkit.ir.graph import Attr
 RESIZE = pattern("ResizeBilinear")
 
 
-@classic_transform
+@classic_transform()
 def fuse_pad_and_conv(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Fuse MirrorPad and Conv2D, and drop dilations, data format and device."""
     return _fuse(nodes, pattern("MirrorPad", ANY, ANY))
 
 
-@classic_transform
+@classic_transform()
 def fuse_resize_and_conv(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Fuse ResizeBilinear and Conv2D.
 
@@ -28,7 +28,7 @@ def fuse_resize_and_conv(nodes: Sequence[NodeDef], context: ClassicContext) -> l
     return _fuse(nodes, RESIZE)
 
 
-@classic_transform
+@classic_transform()
 def fuse_resize_pad_and_conv(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Fuse ResizeBilinear, MirrorPad and Conv2D.
 

@@ -13,7 +13,7 @@ from quantkit.ir.functions import FunctionName, Library
 from quantkit.ir.graph import Graph
 
 
-@classic_transform
+@classic_transform()
 def inline_partitionedcall(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Inline PartitionedCall, one level deep.
 

@@ -21,7 +21,7 @@ MARK = "__requant_min_max:"
 F32 = np.float32
 
 
-@classic_transform
+@classic_transform()
 def insert_logging(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Insert a Print op that declares the types of all outputs and prints those with consumers."""
     ops, prefixes = set(context.values("op")), context.values("prefix")

@@ -25,7 +25,7 @@ SHIFT = 47
 COMBINER = 0x9E3779B97F4A7800
 
 
-@classic_transform
+@classic_transform()
 def merge_duplicate_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Merge duplicate nodes until no duplicates remain.
 

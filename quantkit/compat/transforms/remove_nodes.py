@@ -14,7 +14,7 @@ from quantkit.compat.transforms.table import ClassicContext, classic_transform
 from quantkit.errors import GraphError
 
 
-@classic_transform
+@classic_transform()
 def remove_nodes(nodes: list[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Remove nodes of the given op types; consumers get the first input of a removed node.
 

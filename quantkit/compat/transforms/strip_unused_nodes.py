@@ -16,7 +16,7 @@ SHAPE_EXAMPLE = 'name=foo, shape_for_name="2,2,1", name=bar, shape_for_name="1"'
 Value = TypeVar("Value")
 
 
-@classic_transform
+@classic_transform()
 def strip_unused_nodes(nodes: Sequence[NodeDef], context: ClassicContext) -> list[NodeDef]:
     """Remove nodes that no graph output depends on, and replace graph inputs by placeholders.
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -161,17 +161,10 @@ class ClassicTransform:
 CLASSIC: dict[str, ClassicTransform] = {}
 
 
-@overload
-def classic_transform(function: Function, /) -> Function: ...
-@overload
-def classic_transform(*, keeps_versions: bool = False, exact: bool = True) -> Callable[[Function], Function]: ...
-def classic_transform(
-    function: Function | None = None, /, *, keeps_versions: bool = False, exact: bool = True
-) -> Function | Callable[[Function], Function]:
+def classic_transform(*, keeps_versions: bool = False, exact: bool = True) -> Callable[[Function], Function]:
     """Register a function ``(nodes, context) -> nodes`` as the original's transform of its name.
 
     Args:
-        function: the function.
         keeps_versions: see `ClassicTransform`.
         exact: outputs stay the same; ``--verify`` checks this.
 
@@ -186,7 +179,7 @@ def classic_transform(
         CLASSIC[name] = ClassicTransform(name, function, keeps_versions, exact)
         return function
 
-    return register if function is None else register(function)
+    return register
 
 
 def find_classic(name: str) -> ClassicTransform:
