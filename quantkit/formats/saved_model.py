@@ -13,7 +13,7 @@ from quantkit.errors import GraphError, InputError, UsageError, did_you_mean
 from quantkit.formats import graphdef, wire
 from quantkit.formats.graphdef.nodes import encode_attr
 from quantkit.formats.graphdef.schema import message_class, parse, parse_text
-from quantkit.formats.graphdef.tensors import type_number
+from quantkit.formats.graphdef.tensors import fill_shape, type_number
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.shape_inference import infer_shapes
@@ -258,12 +258,7 @@ def _fill_info(info: Any, node: Node, edge: Edge, shape: Shape) -> None:
         )
     info.name = f"{edge.node}:{edge.port}"
     info.dtype = type_number(dtype)
-    if shape.dims is None:
-        info.tensor_shape.unknown_rank = True
-    else:
-        info.tensor_shape.SetInParent()
-        for size in shape.dims:
-            info.tensor_shape.dim.add(size=-1 if size is None else size)
+    fill_shape(info.tensor_shape, shape)
 
 
 def _ops(graph: Graph) -> list[OpDef]:

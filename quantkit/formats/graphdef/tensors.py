@@ -93,9 +93,7 @@ def decode_tensor(message: Any, content: memoryview | None) -> Tensor:
 def with_typed_field(tensor: Tensor) -> Tensor:
     """Return the tensor encoded with a field of its type (``float_val``, ...) instead of ``tensor_content``."""
     message = message_class("TensorProto")(dtype=_NUMBERS[tensor.dtype])
-    message.tensor_shape.SetInParent()
-    for size in tensor.shape:
-        message.tensor_shape.dim.add(size=size)
+    fill_shape(message.tensor_shape, Shape(tensor.shape))
     field = _FIELD_OF.get(tensor.dtype, "int_val")
     if tensor.dtype is DType.STRING:
         message.string_val.extend(tensor.array.flat)
@@ -167,9 +165,7 @@ def fill_tensor(message: Any, tensor: Tensor) -> None:
         message.MergeFromString(tensor.stored)
         return
     message.dtype = _NUMBERS[tensor.dtype]
-    message.tensor_shape.SetInParent()
-    for size in tensor.shape:
-        message.tensor_shape.dim.add(size=size)
+    fill_shape(message.tensor_shape, Shape(tensor.shape))
     if tensor.dtype is DType.STRING:
         message.string_val.extend(item if isinstance(item, bytes) else str(item).encode() for item in tensor.array.flat)
     else:
