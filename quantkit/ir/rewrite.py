@@ -307,6 +307,17 @@ def free_name(graph: Graph, name: str) -> str:
     return unused_name(graph, name)
 
 
+def remove_unused(before: Graph, graph: Graph) -> Graph:
+    """Return the graph without the nodes whose consumers have been replaced."""
+    while unused := [name for name in before.node_uses if name in graph and not _is_needed(graph, name)]:
+        graph = graph.with_nodes(node for name, node in graph.nodes.items() if name not in unused)
+    return graph
+
+
+def _is_needed(graph: Graph, name: str) -> bool:
+    return name in graph.node_uses or name in graph.endpoint_names
+
+
 class NewNodes(list[Node]):
     """New nodes of a graph, in order of creation.
 

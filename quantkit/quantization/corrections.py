@@ -28,7 +28,7 @@ import numpy.typing as npt
 from quantkit.formats.onnx import DIALECT
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.rewrite import free_name
+from quantkit.ir.rewrite import free_name, remove_unused
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
@@ -79,7 +79,7 @@ def correct_biases(graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         bias = _constant(graph, f"{node.name}/corrected", corrected)
         inputs = (*node.inputs[:slot], Edge(bias.name), *node.inputs[slot + 1 :])
         draft.replace(node.name, bias, node.with_(inputs=inputs))
-    return draft.graph()
+    return remove_unused(graph, draft.graph())
 
 
 def _constant(graph: Graph, name: str, values: Array) -> Node:

@@ -77,11 +77,14 @@ def test_corrected_biases_keep_the_mean(text: str) -> None:
     assert set(ranges.means) == {Edge("x"), Edge("r")}
     expected = outputs(graph, inputs)
     plain = outputs(with_rounded_weights(graph, coarse), inputs)
-    corrected = outputs(with_rounded_weights(correct_biases(graph, plan, ranges), coarse), inputs)
+    with_corrected_biases = correct_biases(graph, plan, ranges)
+    corrected = outputs(with_rounded_weights(with_corrected_biases, coarse), inputs)
     axes = tuple(range(expected.ndim - 1))
     before = np.abs((plain - expected).mean(axes)).sum()
     after = np.abs((corrected - expected).mean(axes)).sum()
     assert after < 0.2 * before
+    # The constants of the biases before the correction would be unused initializers of the file.
+    assert with_corrected_biases.without_unused_nodes() == with_corrected_biases
 
 
 def test_corrected_biases_remove_the_mean_error_of_activations() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import free_name
+from quantkit.ir.rewrite import free_name, remove_unused
 from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
@@ -39,17 +39,6 @@ def fuse_views(graph: Graph) -> Graph:
         if (block := _fuse(graph, node, shapes)) is not None:
             draft.replace(node.name, block)
     return remove_unused(graph, draft.graph())
-
-
-def remove_unused(before: Graph, graph: Graph) -> Graph:
-    """Return the graph without the nodes whose consumers have been replaced."""
-    while unused := [name for name in before.node_uses if name in graph and not _is_needed(graph, name)]:
-        graph = graph.with_nodes(node for name, node in graph.nodes.items() if name not in unused)
-    return graph
-
-
-def _is_needed(graph: Graph, name: str) -> bool:
-    return name in graph.node_uses or name in graph.endpoint_names
 
 
 def _split_of(graph: Graph, image: Node) -> Node | None:

@@ -7,9 +7,8 @@ import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import free_name
+from quantkit.ir.rewrite import free_name, remove_unused
 from quantkit.ir.tensor import Array, Tensor
-from quantkit.quantization.targets.onnx.blocks import remove_unused
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
 # Ops that move values; the quantization of a tensor that moves does not change them.

@@ -15,7 +15,7 @@ import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import free_name
+from quantkit.ir.rewrite import free_name, remove_unused
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
@@ -39,7 +39,7 @@ def lower_layers(graph: Graph, *, least_split: float) -> Graph:
         has_operands = len(node.inputs) > WEIGHTS_INDEX and all(edge.node for edge in node.inputs[:2])
         if node.op in rules and has_operands and (nodes := rules[node.op](graph, node)):
             draft.replace(node.name, *nodes)
-    return _separate_weights(draft.graph())
+    return _separate_weights(remove_unused(graph, draft.graph()))
 
 
 def _separate_weights(graph: Graph) -> Graph:
