@@ -1,9 +1,7 @@
 """Fusion of consecutive maps: one call for each element instead of two."""
 
-from dataclasses import replace
-
 from quantkit.ir.draft import Draft
-from quantkit.ir.functions import Function, FunctionName
+from quantkit.ir.functions import Function, FunctionName, Library
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.rewrite import Outcome, Skip
 from quantkit.pipelines.stages import (
@@ -15,6 +13,7 @@ from quantkit.pipelines.stages import (
     stages_of,
 )
 from quantkit.pipelines.state import order_dependence
+from quantkit.transforms.functions.inline_functions import inline_functions
 
 
 def fuse_maps(graph: Graph) -> Outcome:
@@ -70,7 +69,7 @@ def _fuse(graph: Graph, first: Node, second: Node, model: Node) -> Graph:
     inner, outer = function_of(graph, first), function_of(graph, second)
     assert inner is not None
     assert outer is not None
-    function = compose(inner, outer)
+    function = compose(graph, inner, outer)
     captures = (*captured_inputs(first), *captured_inputs(second))
     arguments = (*_argument_types(first), *_argument_types(second))
     tail = (model.inputs[-1],) if model.op == PARALLEL_MAP else ()
@@ -95,57 +94,33 @@ def _argument_types(node: Node) -> tuple[object, ...]:
     return types
 
 
-def compose(inner: Function[Graph], outer: Function[Graph]) -> Function[Graph]:
+def compose(graph: Graph, inner: Function[Graph], outer: Function[Graph]) -> Function[Graph]:
     """Return the function that passes the results of one function to another one.
 
     Args:
+        graph: graph with the library of both.
         inner: function of the elements; its last arguments are captured tensors.
         outer: function of the results of `inner`, and of its own captured tensors.
 
     Returns:
         A function of the arguments of `inner`, and then of the captured tensors of `outer`.
     """
-    count = len(inner.results)
-    first, second = _add_prefix(inner, "inner"), _add_prefix(outer, "outer")
-    own_arguments = [first.graph[edge.node] for edge in first.graph.inputs]
-    later_arguments = [second.graph[edge.node] for edge in second.graph.inputs]
-    captures = [
-        node.with_attrs(index=len(own_arguments) + position) for position, node in enumerate(later_arguments[count:])
+    captured = outer.graph.inputs[len(inner.results) :]
+    nodes = [("inner", inner.graph[edge.node]) for edge in inner.graph.inputs]
+    nodes += [("outer", outer.graph[edge.node]) for edge in captured]
+    arguments = [
+        node.with_(name=f"{call}_{node.name}").with_attrs(index=index) for index, (call, node) in enumerate(nodes)
     ]
-    replaced = {Edge(node.name): edge for node, edge in zip(later_arguments, first.graph.outputs, strict=False)}
-    nodes = [*own_arguments, *captures]
-    nodes += [node for node in first.graph.nodes.values() if node.op != "_Arg"]
-    for node in second.graph.nodes.values():
-        if node.op != "_Arg":
-            nodes.append(node.with_(inputs=tuple(replaced.get(edge, edge) for edge in node.inputs)))
-    outputs = tuple(replaced.get(edge, edge) for edge in second.graph.outputs)
-    body = Graph.of(nodes, [Edge(node.name) for node in (*own_arguments, *captures)], outputs)
-    return Function(
-        f"{inner.name}__{outer.name}", body, outer.results, {**first.controls, **second.controls}, inner.attrs
-    )
-
-
-def _add_prefix(function: Function[Graph], prefix: str) -> Function[Graph]:
-    """Return the function with a prefix to every node name."""
-
-    def rename(node: Node) -> Node:
-        inputs = tuple(Edge(f"{prefix}/{edge.node}", edge.port) for edge in node.inputs)
-        controls = tuple(f"{prefix}/{name}" for name in node.controls)
-        name = f"{prefix}_{node.name}" if node.op == "_Arg" else f"{prefix}/{node.name}"
-        return node.with_(name=name, inputs=inputs, controls=controls).with_attrs(_class=None)
-
-    arguments = {edge.node for edge in function.graph.inputs}
-
-    def edge_of(edge: Edge) -> Edge:
-        separator = "_" if edge.node in arguments else "/"
-        return Edge(f"{prefix}{separator}{edge.node}", edge.port)
-
-    nodes = []
-    for node in function.graph.nodes.values():
-        renamed = rename(node)
-        nodes.append(renamed.with_(inputs=tuple(edge_of(edge) for edge in node.inputs)))
-    body = Graph.of(
-        nodes, [edge_of(edge) for edge in function.graph.inputs], [edge_of(edge) for edge in function.graph.outputs]
-    )
-    controls = {f"{prefix}_{key}": f"{prefix}/{name}" for key, name in function.controls.items()}
-    return replace(function, graph=body, controls=controls)
+    inputs = [Edge(node.name) for node in arguments]
+    first = Node("inner", inner.name, tuple(inputs[: len(inner.graph.inputs)]))
+    results = [Edge(first.name, port) for port in range(len(inner.results))]
+    second = Node("outer", outer.name, (*results, *inputs[len(inner.graph.inputs) :]))
+    outputs = [Edge(second.name, port) for port in range(len(outer.results))]
+    calls = Graph.of([*arguments, first, second], inputs, outputs).with_(library=graph.library)
+    body = inline_functions(calls)
+    controls = {
+        f"{call}_{key}": f"{call}/{name}"
+        for call, function in (("inner", inner), ("outer", outer))
+        for key, name in function.controls.items()
+    }
+    return Function(f"{inner.name}__{outer.name}", body.with_(library=Library()), outer.results, controls, inner.attrs)
