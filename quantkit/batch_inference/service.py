@@ -21,7 +21,7 @@ from quantkit.model import Model
 from quantkit.model.transfer import ModelFile
 from quantkit.runtimes import open_session
 from quantkit.runtimes.session import SessionOptions
-from quantkit.workers import WorkerResources
+from quantkit.workers import Service, WorkerResources
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ShardResult:
     input_cpu_seconds: float
 
 
-class InferenceService:
+class InferenceService(Service):
     """Model in a session of one worker.
 
     Attributes:

@@ -43,7 +43,17 @@ from quantkit.model.transfer import ModelFile, write_model_file
 from quantkit.options import Declaration, option, takes
 from quantkit.progress import OnMessage, OnProgress, Progress, ignore_message, ignore_progress
 from quantkit.runtimes.options import PrecisionOptions
-from quantkit.workers import CLUSTERS, DEVICES, ClusterOptions, ServiceSpec, Task, WorkerUsage, open_cluster, run_tasks
+from quantkit.workers import (
+    CLUSTERS,
+    DEVICES,
+    Callbacks,
+    ClusterOptions,
+    ServiceSpec,
+    Task,
+    WorkerUsage,
+    open_cluster,
+    run_tasks,
+)
 
 SHARD_SIZE = 256
 RETRIES = 2
@@ -194,7 +204,7 @@ def _complete_folder(folder: Path, model: ModelFile, result: BatchInference) -> 
         require_images(result.rejected)
 
 
-class _BatchRun:
+class _BatchRun(Callbacks):
     """State of one call: finished shards, samples that are checked one by one, and times."""
 
     def __init__(

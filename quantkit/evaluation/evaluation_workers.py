@@ -1,18 +1,19 @@
 """Evaluation in several workers: parts of the dataset, whose counts add up to those of one process."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from quantkit.data import Dataset
-from quantkit.errors import QuantkitError, UsageError
+from quantkit.errors import UsageError
 from quantkit.evaluation.evaluation_run import EvaluationCounts, EvaluationFacts, EvaluationRun, EvaluationSettings
 from quantkit.formats.temporary import temporary_folder
 from quantkit.model import Model
 from quantkit.model.transfer import ModelFile, write_model_file
 from quantkit.progress import OnProgress, Progress
 from quantkit.workers import (
+    Callbacks,
     ClusterOptions,
+    Service,
     ServiceSpec,
     Task,
     WorkerResources,
@@ -26,7 +27,7 @@ PARTS = 8
 RETRIES = 2
 
 
-class EvaluationService:
+class EvaluationService(Service):
     """Models in the sessions of one worker."""
 
     def __init__(
@@ -49,7 +50,7 @@ class EvaluationService:
         self._run.__exit__()
 
 
-class _Total:
+class _Total(Callbacks):
     """Counts of all parts."""
 
     def __init__(self, size: int, on_progress: OnProgress) -> None:
@@ -64,9 +65,6 @@ class _Total:
     def on_result(self, task: Task, value: EvaluationCounts) -> tuple[Task, ...]:
         self.counts.merge(value)
         return ()
-
-    def on_failure(self, task: Task, error: QuantkitError) -> tuple[Task, ...]:
-        raise error
 
     def on_report(self, usage: Sequence[WorkerUsage]) -> None:
         self._on_progress(Progress("evaluating", self.counts.samples, self._size))
@@ -97,14 +95,9 @@ def evaluate_parts(
     tasks = [Task(dataset.part(start, min(start + step, size))) for start in range(0, size, step)]
     total = _Total(size, on_progress)
     with temporary_folder() as folder, open_cluster(ClusterOptions(workers)) as cluster:
-        files = [write_model_file(model, _make(folder / str(index))) for index, model in enumerate(models)]
+        files = [write_model_file(model, folder / str(index)) for index, model in enumerate(models)]
         spec = ServiceSpec(EvaluationService, (files, example, settings))
         run_tasks(cluster, spec, tasks, total, workers=workers, retries=RETRIES)
     if total.facts is None:
         raise UsageError(f"{dataset.source} has no samples", hint="give at least one")
     return total.facts, total.counts
-
-
-def _make(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

@@ -43,7 +43,6 @@ def limits_isa(*models: str) -> Callable[[Function], Function]:
             with temporary_folder() as folder:
                 for name in models:
                     if values.get(name) is not None:
-                        (folder / name).mkdir()
                         values[name] = write_model_file(as_model(values[name], offline=offline), folder / name)
                 task = (function.__module__, function.__name__, values)
                 try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quantkit import formats
 from quantkit.formats import onnx
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge
 from quantkit.model.model import Model
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def write_model_file(model: Model, folder: Path) -> ModelFile:
 
     Args:
         model: the model.
-        folder: folder of the new file, which all processes can read.
+        folder: folder of the new file, which all processes can read; it is created if necessary.
     """
     if isinstance(model.runnable, Path):
         file = model.runnable.resolve()
@@ -60,15 +60,11 @@ def write_model_file(model: Model, folder: Path) -> ModelFile:
         return ModelFile(model.name, file, digest, False, path=model.path, card=model.card)
     graph = model.runnable
     inputs, outputs = (None, None) if graph.dialect == onnx.DIALECT else (graph.inputs, graph.outputs)
-    file = _write(graph, folder)
+    folder.mkdir(exist_ok=True)
+    file = folder.resolve() / ("model.onnx" if graph.dialect == onnx.DIALECT else "model.pb")
+    formats.save(graph, file)
     digest = _digest([file], inputs, outputs)
     return ModelFile(model.name, file, digest, True, inputs, outputs, model.path, model.card)
-
-
-def _write(graph: Graph, folder: Path) -> Path:
-    path = folder.resolve() / ("model.onnx" if graph.dialect == onnx.DIALECT else "model.pb")
-    formats.save(graph, path)
-    return path
 
 
 def _weights(file: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from quantkit.workers.options import CLUSTERS, DEVICES, ClusterOptions, open_cluster
 from quantkit.workers.pool import Callbacks, Task, run_tasks
-from quantkit.workers.service import ServiceSpec, WorkerResources
+from quantkit.workers.service import Service, ServiceSpec, WorkerResources
 from quantkit.workers.usage import WorkerUsage
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "DEVICES",
     "Callbacks",
     "ClusterOptions",
+    "Service",
     "ServiceSpec",
     "Task",
     "WorkerResources",

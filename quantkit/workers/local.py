@@ -12,7 +12,7 @@ from quantkit.cores import available_cores, available_cpus
 from quantkit.errors import UnavailableError
 from quantkit.workers.child import describe_exit, read_log, start_process
 from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
-from quantkit.workers.service import Response, ServiceSpec, WorkerResources
+from quantkit.workers.service import Response, Service, ServiceSpec, WorkerResources
 
 
 class LocalWorker(Worker):
@@ -78,17 +78,11 @@ def call_in_process(function: Callable[..., Any], arguments: tuple[Any, ...], va
     return response.value
 
 
-class _CallService:
-    """Service whose facts are the result of a function."""
+class _CallService(Service):
+    """Service whose facts are the result of a function, and which has no tasks."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], resources: WorkerResources) -> None:
         self.facts = function(*arguments)
-
-    def run(self, task: Any) -> None:
-        """Do nothing; the function was called when the service was opened."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class LocalCluster(Cluster):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.workers.cluster import Cluster, Worker, WorkerLostError
@@ -32,24 +32,22 @@ class Task:
     failures: int = 0
 
 
-class Callbacks(Protocol):
+class Callbacks:
     """Reactions of the caller of `run_tasks`."""
 
     def on_open(self, facts: Any) -> None:
         """Check the facts of an opened service."""
-        ...
 
     def on_result(self, task: Task, value: Any) -> Iterable[Task]:
         """Take the result of a task; return further tasks."""
-        ...
+        return ()
 
     def on_failure(self, task: Task, error: QuantkitError) -> Iterable[Task]:
         """Return tasks in place of a task that failed too often, or raise the error."""
-        ...
+        raise error
 
     def on_report(self, usage: Sequence[WorkerUsage]) -> None:
         """Report the progress."""
-        ...
 
 
 def run_tasks(

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from quantkit.errors import QuantkitError, UnavailableError, one_line
 
@@ -47,25 +47,25 @@ class WorkerResources:
         return {"OMP_NUM_THREADS": str(self.threads), **gpu, **self.variables}
 
 
-class Service(Protocol):
+class Service:
     """Work of one worker.
 
     Attributes:
         facts: description of the opened service, for the pool.
     """
 
-    facts: Any
+    facts: Any = None
 
     def run(self, task: Any) -> Any:
-        """Return the result of a task.
+        """Return the result of a task (default: none).
 
         Raises:
             QuantkitError: the task fails in every worker; it is not repeated.
             Exception: the task failed, and may succeed in another worker.
         """
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the resources of the service (default: none)."""
 
 
 @dataclass(frozen=True)

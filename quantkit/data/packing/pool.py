@@ -9,7 +9,16 @@ from quantkit.data.packing.items import Kind, Source
 from quantkit.data.packing.plan import ShardTask
 from quantkit.data.packing.writer import Shard, write_shard
 from quantkit.errors import QuantkitError
-from quantkit.workers import ClusterOptions, ServiceSpec, Task, WorkerResources, WorkerUsage, open_cluster, run_tasks
+from quantkit.workers import (
+    Callbacks,
+    ClusterOptions,
+    Service,
+    ServiceSpec,
+    Task,
+    WorkerResources,
+    open_cluster,
+    run_tasks,
+)
 from quantkit.workers.cluster import WorkerLostError
 
 
@@ -57,7 +66,7 @@ def write_all(
         )
 
 
-class PackService:
+class PackService(Service):
     """Writing of shards in one process.
 
     Args:
@@ -67,8 +76,6 @@ class PackService:
         options: changes of the images.
         resources: resources of the process; they report the number and the bytes of samples.
     """
-
-    facts = None
 
     def __init__(
         self, folder: Path, kind: Kind, classes: Sequence[str], options: ImageOptions, resources: WorkerResources
@@ -84,18 +91,12 @@ class PackService:
 
         return write_shard(self._folder / task.file, task.items, *self._settings, task.digest, report)
 
-    def close(self) -> None:
-        """Do nothing; the shards are complete."""
-
 
 @dataclass
-class _Callbacks:
+class _Callbacks(Callbacks):
     """Reactions to the responses of the workers."""
 
     on_shard: Callable[[Shard], None]
-
-    def on_open(self, facts: object) -> None:
-        pass
 
     def on_result(self, task: Task, value: Shard) -> tuple[Task, ...]:
         self.on_shard(value)
@@ -106,6 +107,3 @@ class _Callbacks:
             resume = "run the same command to resume; fewer --workers need less memory"
             error.hint = f"{error.hint}; {resume}" if error.hint else resume
         raise error
-
-    def on_report(self, usage: Sequence[WorkerUsage]) -> None:
-        pass
