@@ -8,6 +8,7 @@ With q the probabilities of the model and p those of the reference model:
     KL(p || q)   sum over classes of p * log(p / q), in nats; the mean of all samples
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
@@ -27,6 +28,8 @@ EPSILON = 1e-9
 SUM_TOLERANCE = 0.05
 # Number of labels from which a shift differs from chance, and the gain of top-1 that shows a shift.
 MIN_LABELS, SHIFT_GAIN = 10, 0.3
+# Shifts of the labels: none, and the usual errors.
+SHIFTS = (0, 1, -1)
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,14 @@ class ClassificationCounter:
     """
 
     def __init__(self) -> None:
-        self.samples = 0
         self._num_classes = 0
-        self._labelled = self._top1 = self._top5 = 0
-        self._compared = self._agreeing = self._not_finite = 0
+        self._counts: Counter[str] = Counter()
         self._kl: list[float] = []
-        self._shifted = dict.fromkeys((1, -1), 0)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self._counts["samples"]
 
     def add(
         self,
@@ -168,56 +173,49 @@ class ClassificationCounter:
                 hint=SIZES_HINT,
             )
         finite: Array = np.asarray(np.isfinite(outputs).all(axis=1))
-        self.samples += len(outputs)
+        counts = self._counts
+        counts["samples"] += len(outputs)
         self._num_classes = outputs.shape[1]
-        self._not_finite += int((~finite).sum())
+        counts["not finite"] += int((~finite).sum())
         ranked = np.argsort(-np.where(finite[:, None], outputs, -np.inf), axis=1, kind="stable")[:, :5]
         for best, is_finite, label in zip(ranked, finite, labels, strict=False):
             if label is not None:
-                self._labelled += 1
-                self._top1 += bool(is_finite and best[0] == label)
-                self._top5 += bool(is_finite and label in best)
-                for shift in self._shifted:
-                    self._shifted[shift] += bool(is_finite and best[0] == label + shift)
+                counts["labelled"] += 1
+                counts["top5"] += bool(is_finite and label in best)
+                for shift in SHIFTS:
+                    counts[f"top1{shift:+d}"] += bool(is_finite and best[0] == label + shift)
         if reference is not None:
             self._compare(outputs, finite, ranked[:, 0], reference)
 
     def merge(self, other: "ClassificationCounter") -> None:
         """Add the counts of other samples of the same model."""
-        self.samples += other.samples
         self._num_classes = other._num_classes or self._num_classes
-        self._labelled += other._labelled
-        self._top1 += other._top1
-        self._top5 += other._top5
-        self._compared += other._compared
-        self._agreeing += other._agreeing
-        self._not_finite += other._not_finite
+        self._counts.update(other._counts)
         self._kl += other._kl
-        for shift, count in other._shifted.items():
-            self._shifted[shift] += count
 
     def _compare(self, outputs: Array, finite: Array, best: Array, reference: Array) -> None:
         usable = finite & np.isfinite(reference).all(axis=1)
-        self._compared += len(outputs)
-        self._agreeing += int((usable & (best == np.argmax(reference, axis=1))).sum())
+        self._counts["compared"] += len(outputs)
+        self._counts["agreeing"] += int((usable & (best == np.argmax(reference, axis=1))).sum())
         self._kl += kl_divergences(reference[usable], outputs[usable]).tolist()
 
     @property
     def metrics(self) -> ClassificationMetrics:
         """Metrics of the samples counted so far."""
-        labelled, compared = self._labelled, self._compared
-        shift = max(self._shifted, key=self._shifted.__getitem__)
-        is_shifted = labelled >= MIN_LABELS and self._shifted[shift] - self._top1 >= SHIFT_GAIN * labelled
+        counts = self._counts
+        labelled, compared = counts["labelled"], counts["compared"]
+        top1, *shifted = (counts[f"top1{shift:+d}"] for shift in SHIFTS)
+        is_shifted = labelled >= MIN_LABELS and max(shifted) - top1 >= SHIFT_GAIN * labelled
         return ClassificationMetrics(
             self.samples,
-            Proportion(self._top1, labelled) if labelled else None,
-            Proportion(self._top5, labelled) if labelled and self._num_classes > 5 else None,
-            Proportion(self._agreeing, compared) if compared else None,
+            Proportion(top1, labelled) if labelled else None,
+            Proportion(counts["top5"], labelled) if labelled and self._num_classes > 5 else None,
+            Proportion(counts["agreeing"], compared) if compared else None,
             max(fsum(self._kl) / len(self._kl), 0.0) if self._kl else None,
-            self._not_finite,
+            counts["not finite"],
             self._num_classes,
-            shift if is_shifted else 0,
-            Proportion(self._shifted[shift], labelled) if is_shifted else None,
+            SHIFTS[1 + shifted.index(max(shifted))] if is_shifted else 0,
+            Proportion(max(shifted), labelled) if is_shifted else None,
         )
 
 

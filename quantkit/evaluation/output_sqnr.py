@@ -140,12 +140,12 @@ class OutputSqnrCounter:
     task: TaskMetric | None = None
     samples: int = 0
     not_finite: int = 0
-    _signal: dict[str, float] = field(default_factory=dict)
-    _noise: dict[str, float] = field(default_factory=dict)
-    _equal: dict[str, list[int]] = field(default_factory=dict)
-    _reconstruction: dict[str, Array] = field(default_factory=dict)
-    _sizes: dict[str, tuple[int, float]] = field(default_factory=dict)
     _score: float = 0.0
+    # Sums of several numbers, by kind and name of the output: signal and noise; equal values and all; signal and two
+    # errors of a reconstruction; samples of equal size and ratios of sizes.
+    _sums: dict[str, dict[str, Array]] = field(
+        default_factory=lambda: {kind: {} for kind in ("sqnr", "equal", "reconstruction", "sizes")}
+    )
 
     def add(
         self, reference: Mapping[str, Array], outputs: Mapping[str, Array], inputs: Mapping[str, Array] | None = None
@@ -163,9 +163,7 @@ class OutputSqnrCounter:
             others = outputs[name].reshape(values.shape) if has_equal_size else outputs[name]
             if values.dtype.kind in "biuO":  # O: strings
                 if has_equal_size and values.size:
-                    counts = self._equal.setdefault(name, [0, 0])
-                    counts[0] += int((values == others).sum())
-                    counts[1] += values.size
+                    self._add("equal", name, int((values == others).sum()), values.size)
                 continue
             a, b = (array.reshape(len(finite), -1).astype(np.float64) for array in (values, others))
             usable = np.isfinite(a).all(1) & np.isfinite(b).all(1)
@@ -173,8 +171,7 @@ class OutputSqnrCounter:
             if not has_equal_size:
                 continue
             self._add_reconstruction(name, values, others, inputs or {})
-            self._signal[name] = self._signal.get(name, 0.0) + float((a[usable] ** 2).sum())
-            self._noise[name] = self._noise.get(name, 0.0) + float(((a - b)[usable] ** 2).sum())
+            self._add("sqnr", name, float((a[usable] ** 2).sum()), float(((a - b)[usable] ** 2).sum()))
         self.samples += len(finite)
         if self.task is not None:
             self._score += len(finite) * self.task.compute(reference, outputs, inputs or {})
@@ -185,23 +182,17 @@ class OutputSqnrCounter:
         self.samples += other.samples
         self.not_finite += other.not_finite
         self._score += other._score
-        for name, (equal, ratio) in other._sizes.items():
-            before = self._sizes.get(name, (0, 0.0))
-            self._sizes[name] = before[0] + equal, before[1] + ratio
-        for name, signal in other._signal.items():
-            self._signal[name] = self._signal.get(name, 0.0) + signal
-            self._noise[name] = self._noise.get(name, 0.0) + other._noise[name]
-        for name, (equal, total) in other._equal.items():
-            counts = self._equal.get(name, [0, 0])
-            self._equal[name] = [counts[0] + equal, counts[1] + total]
-        for name, power in other._reconstruction.items():
-            self._reconstruction[name] = self._reconstruction.get(name, np.zeros(3)) + power
+        for kind, sums in other._sums.items():
+            for name, numbers in sums.items():
+                self._add(kind, name, *numbers)
+
+    def _add(self, kind: str, name: str, *numbers: float) -> None:
+        self._sums[kind][name] = self._sums[kind].get(name, 0.0) + np.array(numbers, np.float64)
 
     def _add_size(self, name: str, values: Array, others: Array, count: int) -> bool:
         """Add the sizes of an output of samples; return True if they are equal."""
         small, large = sorted((values.size, others.size))
-        equal, ratio = self._sizes.get(name, (0, 0.0))
-        self._sizes[name] = equal + count * (small == large), ratio + count * (small / large if large else 1.0)
+        self._add("sizes", name, count * (small == large), count * (small / large if large else 1.0))
         return small == large
 
     def _add_reconstruction(self, name: str, values: Array, others: Array, inputs: Mapping[str, Array]) -> None:
@@ -210,22 +201,22 @@ class OutputSqnrCounter:
         if not sources:
             return
         target = sources[0].reshape(values.shape).astype(np.float64)
-        power = [float(np.square(array).sum()) for array in (target, values - target, others - target)]
-        self._reconstruction[name] = self._reconstruction.get(name, np.zeros(3)) + power
+        powers = (float(np.square(array).sum()) for array in (target, values - target, others - target))
+        self._add("reconstruction", name, *powers)
 
     @property
     def result(self) -> OutputSqnr:
         """SQNR of the samples added so far."""
-        ratios = {name: float(sqnr(signal, self._noise[name])) for name, signal in self._signal.items()}
-        equal = {name: count / total for name, (count, total) in self._equal.items()}
+        ratios = {name: float(sqnr(*powers)) for name, powers in self._sums["sqnr"].items()}
+        equal = {name: float(count / total) for name, (count, total) in self._sums["equal"].items()}
         sizes = {
-            name: (equal_sizes, ratio / self.samples)
-            for name, (equal_sizes, ratio) in self._sizes.items()
+            name: (int(equal_sizes), float(ratio / self.samples))
+            for name, (equal_sizes, ratio) in self._sums["sizes"].items()
             if equal_sizes < self.samples
         }
         errors = {
             name: (float(np.sqrt(before / signal)), float(np.sqrt(after / signal)))
-            for name, (signal, before, after) in self._reconstruction.items()
+            for name, (signal, before, after) in self._sums["reconstruction"].items()
             if before < MAX_RECONSTRUCTION_ERROR**2 * signal
         }
         metric = "" if self.task is None else self.task.metric
