@@ -1,11 +1,12 @@
 """Time series of a monitored job: one value of each metric for each sample."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
-from quantkit.monitor.sample import CpuTimes, GpuSample, JobSample
+from quantkit.monitor.sample import CpuTimes, JobSample
 
 
 @dataclass(frozen=True)
@@ -46,54 +47,47 @@ class Series:
         return {"seconds": list(self.seconds), "metrics": metrics}
 
 
-Value = Callable[[JobSample], float]
 Pairs = Sequence[tuple[JobSample, JobSample]]
-# Counters whose increase per second is shown, divided by a factor: title, measure, factor, value of a sample by name.
-Rates = tuple[str, str, float, Mapping[str, Value]]
-CPU_OF_JOB: Rates = (
-    "CPU of the job",
-    "cores",
-    1.0,
-    {
-        "user": lambda sample: sum(thread.user for thread in sample.threads),
-        "system": lambda sample: sum(thread.system for thread in sample.threads),
-    },
-)
+# Counters whose increase per second is shown, divided by a factor: title, measure, factor, and attribute of a sample by
+# name; an attribute of the threads is summed over them.
+Rates = tuple[str, str, float, Mapping[str, str]]
+CPU_OF_JOB: Rates = ("CPU of the job", "cores", 1.0, {"user": "threads.user", "system": "threads.system"})
 COUNTERS: tuple[Rates, ...] = (
     (
-        "page faults of the job",
-        "1/s",
-        1.0,
+        *("page faults of the job", "1/s", 1.0),
+        {"without disk access": "threads.minor_faults", "with disk access": "threads.major_faults"},
+    ),
+    (
+        *("disk", "MB/s", 1e6),
         {
-            "without disk access": lambda sample: sum(thread.minor_faults for thread in sample.threads),
-            "with disk access": lambda sample: sum(thread.major_faults for thread in sample.threads),
+            "job, read": "read",
+            "job, written": "written",
+            "host, read": "system.disk_read",
+            "host, written": "system.disk_written",
         },
     ),
     (
-        "disk",
-        "MB/s",
-        1e6,
-        {
-            "job, read": lambda sample: sample.read,
-            "job, written": lambda sample: sample.written,
-            "host, read": lambda sample: sample.system.disk_read,
-            "host, written": lambda sample: sample.system.disk_written,
-        },
-    ),
-    (
-        "network of the host",
-        "MB/s",
-        1e6,
-        {
-            "received": lambda sample: sample.system.network_received,
-            "sent": lambda sample: sample.system.network_sent,
-        },
+        *("network of the host", "MB/s", 1e6),
+        {"received": "system.network_received", "sent": "system.network_sent"},
     ),
 )
-MEMORY: Mapping[str, Value] = {
-    "job": lambda sample: sample.resident,
-    "host": lambda sample: sample.system.memory_used,
-}
+MEMORY: Mapping[str, str] = {"job": "resident", "host": "system.memory_used"}
+# Gauges of a GPU: title after its number, measure, factor, attribute of its sample by name.
+GAUGES: tuple[Rates, ...] = (
+    (
+        *("", "%", 100),
+        {
+            "utilization": "utilization",
+            "SM utilization": "sm_utilization",
+            "SM occupancy": "sm_occupancy",
+            "memory bandwidth": "dram_utilization",
+        },
+    ),
+    (", memory", "MB", 1e-6, {"used": "memory_used"}),
+    (", PCIe", "MB/s", 1e-6, {"received": "pcie_received", "sent": "pcie_sent"}),
+    (", clock", "MHz", 1, {"SM": "clock"}),
+    (", power", "W", 1, {"power": "power"}),
+)
 
 
 def make_series(samples: Sequence[JobSample]) -> Series:
@@ -101,7 +95,7 @@ def make_series(samples: Sequence[JobSample]) -> Series:
     pairs = list(pairwise(samples))
     if len(pairs) > 1 and not pairs[-1][1].threads:
         pairs.pop()  # the job had ended
-    memory = {name: tuple(round(value(after) / 1e6, 3) for _, after in pairs) for name, value in MEMORY.items()}
+    memory = {name: tuple(round(_value(after, path) / 1e6, 3) for _, after in pairs) for name, path in MEMORY.items()}
     metrics = (
         Metric("CPU, all cores", "%", _host_cpu(pairs)),
         *_cores(pairs),
@@ -115,16 +109,25 @@ def make_series(samples: Sequence[JobSample]) -> Series:
     return Series(tuple(round(after.seconds - start, 3) for _, after in pairs), metrics)
 
 
+def _value(sample: JobSample, path: str) -> float:
+    """Return an attribute of a sample by its path."""
+    owner, _, name = path.partition(".")
+    if owner == "threads":
+        return float(sum(getattr(thread, name) for thread in sample.threads))
+    value: float = attrgetter(path)(sample)
+    return value
+
+
 def _rates(pairs: Pairs, rates: Rates) -> Metric:
     """Return the increase of counters per second."""
-    title, measure, factor, values = rates
+    title, measure, factor, paths = rates
 
-    def increase(value: Value, before: JobSample, after: JobSample) -> float:
+    def increase(path: str, before: JobSample, after: JobSample) -> float:
         seconds = max(after.seconds - before.seconds, 1e-9)
-        return round(max(value(after) - value(before), 0.0) / seconds / factor, 3)
+        return round(max(_value(after, path) - _value(before, path), 0.0) / seconds / factor, 3)
 
     return Metric(
-        title, measure, {name: tuple(increase(value, *pair) for pair in pairs) for name, value in values.items()}
+        title, measure, {name: tuple(increase(path, *pair) for pair in pairs) for name, path in paths.items()}
     )
 
 
@@ -185,26 +188,10 @@ def _gpu(pairs: Pairs, index: int) -> list[Metric]:
     gpus = [sample.gpus[index] if index < len(sample.gpus) else None for _, sample in pairs]
 
     def gauge(name: str, scale: float) -> tuple[float | None, ...]:
-        values: list[Any] = [getattr(gpu, name) if isinstance(gpu, GpuSample) else None for gpu in gpus]
+        values: list[Any] = [getattr(gpu, name, None) for gpu in gpus]
         return tuple(None if value is None else round(value * scale, 3) for value in values)
 
     return [
-        Metric(
-            f"GPU {index}",
-            "%",
-            {
-                "utilization": gauge("utilization", 100),
-                "SM utilization": gauge("sm_utilization", 100),
-                "SM occupancy": gauge("sm_occupancy", 100),
-                "memory bandwidth": gauge("dram_utilization", 100),
-            },
-        ),
-        Metric(f"GPU {index}, memory", "MB", {"used": gauge("memory_used", 1e-6)}),
-        Metric(
-            f"GPU {index}, PCIe",
-            "MB/s",
-            {"received": gauge("pcie_received", 1e-6), "sent": gauge("pcie_sent", 1e-6)},
-        ),
-        Metric(f"GPU {index}, clock", "MHz", {"SM": gauge("clock", 1)}),
-        Metric(f"GPU {index}, power", "W", {"power": gauge("power", 1)}),
+        Metric(f"GPU {index}{title}", measure, {name: gauge(path, scale) for name, path in paths.items()})
+        for title, measure, scale, paths in GAUGES
     ]
