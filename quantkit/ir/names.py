@@ -6,7 +6,7 @@ text after a colon belongs to the name: names of ONNX values may contain colons.
 
 import re
 from collections.abc import Container
-from itertools import count
+from itertools import chain, count
 
 # Names that TensorFlow reads from a GraphDef, and names with a leading underscore, which its optimizers write.
 _PIECE = r"[A-Za-z0-9_.\\/-]*"
@@ -34,12 +34,11 @@ def is_tensorflow_name(name: str) -> bool:
     return _TENSORFLOW_NAME.fullmatch(name) is not None
 
 
-def unused_name(names: Container[str], name: str) -> str:
+def unused_name(names: Container[str], name: str, reserved: Container[str] = ()) -> str:
     """Return ``name`` if it is not among the names, else ``name`` with a number appended.
 
-    >>> unused_name({"sum", "sum_1"}, "sum")
+    >>> unused_name({"sum"}, "sum", reserved={"sum_1"})
     'sum_2'
     """
-    if name not in names:
-        return name
-    return next(numbered for number in count(1) if (numbered := f"{name}_{number}") not in names)
+    numbered = (f"{name}_{number}" for number in count(1))
+    return next(each for each in chain([name], numbered) if each not in names and each not in reserved)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import quantkit as qk
 from quantkit.convert import tensorflow_to_onnx
 from quantkit.convert.onnx_to_tensorflow import as_tensorflow, convert
+from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator
 from quantkit.errors import UnavailableError
 from quantkit.formats import onnx
 from quantkit.ir.graph import Attr, Edge, Graph, Node
@@ -254,6 +256,29 @@ def test_names_are_valid_in_tensorflow() -> None:
     converted = convert(graph_of(ROWS, nodes, {}))
     assert [str(edge) for edge in converted.outputs] == ["layer_1/Relu"]
     assert len(converted) == 3
+
+
+def test_a_new_name_visits_no_other_names() -> None:
+    """The run time of the conversion is otherwise quadratic in the number of nodes."""
+
+    class Names(dict[str, Any]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("all names are visited")
+
+        values = __iter__  # type: ignore[assignment]
+
+    translator = OnnxTranslator(graph_of(ROWS, [node("y", "Relu", "x")], {}))
+    translator.nodes, translator.names = Names(), Names(translator.names)
+    for name in ("y", "y_1"):
+        translator.types[Edge(name)] = DType.FLOAT
+        assert translator.add_node("y", "Relu", [Edge(name)]) == Edge(name)
+    assert [translator.name(value) for value in ("y", "y:0", "z 1", "z_1", "x:0")] == [
+        "y",
+        "y_2",
+        "z_1",
+        "z_1_1",
+        "x_1",
+    ]
 
 
 def test_all_outputs_of_a_node_keep_their_names() -> None:

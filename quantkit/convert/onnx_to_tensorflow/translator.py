@@ -71,6 +71,7 @@ class OnnxTranslator:
     values: dict[tuple[Edge, str], Edge] = field(default_factory=dict)
     types: dict[Edge, DType] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    _reserved: set[str] = field(default_factory=set)  # the values of `names`
     functions: dict[str, Function[Graph]] = field(default_factory=dict)
     failures: dict[str, tuple[str, str]] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
@@ -141,7 +142,7 @@ class OnnxTranslator:
         moved: dict[str, str] = {}
         for edge in outputs:
             if edge.node in consumed - fixed and self.nodes[edge.node].op != "Placeholder":
-                moved[edge.node] = self._free_name(f"{edge.node}/value", moved.values())
+                moved[edge.node] = unused_name(self.nodes, f"{edge.node}/value", moved.values())
 
         def rename(node: Node) -> Node:
             inputs = tuple(Edge(moved.get(edge.node, edge.node), edge.port) for edge in node.inputs)
@@ -165,15 +166,13 @@ class OnnxTranslator:
         if value not in self.names:
             tensorflow_name = re.sub(r"[^A-Za-z0-9_.\\/-]", "_", re.sub(r":0$", "", value))
             tensorflow_name = re.sub(r"^[^A-Za-z0-9.]+", "", tensorflow_name) or "value"
-            self.names[value] = self._free_name(tensorflow_name, self.names.values())
+            self.names[value] = unused_name(self.nodes, tensorflow_name, self._reserved)
+            self._reserved.add(self.names[value])
         return self.names[value]
 
     def function_name(self, node: Node, role: str) -> str:
         """Return the name of the function of a subgraph; nodes of different subgraphs may have the same name."""
         return f"{self.scope}{self.name(node.name)}/{role}".replace("/", "_")
-
-    def _free_name(self, name: str, reserved: Iterable[str]) -> str:
-        return unused_name({*self.nodes, *reserved}, name)
 
     # Facts about the ONNX graph
 
@@ -294,7 +293,7 @@ class OnnxTranslator:
 
     def add_constant(self, name: str, tensor: Tensor) -> Edge:
         """Add a constant with this name, or the next free one."""
-        name = self._free_name(name, ())
+        name = unused_name(self.nodes, name)
         self.nodes[name] = constant(name, tensor)
         self.types[Edge(name)] = tensor.dtype
         return Edge(name)
@@ -322,7 +321,7 @@ class OnnxTranslator:
 
     def add_node(self, name: str, op: str, inputs: Sequence[Edge], **attrs: Attr) -> Edge:
         """Add a node with one output of the type of its first input."""
-        name = self._free_name(name, ())
+        name = unused_name(self.nodes, name)
         self.nodes[name] = Node(name, op, tuple(inputs), attrs=attrs)
         self.types[Edge(name)] = self.types[inputs[0]] if inputs else DType.FLOAT
         return Edge(name)
