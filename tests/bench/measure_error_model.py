@@ -23,9 +23,11 @@ sys.path.insert(0, str(HERE.parent / "support"))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
-from portable_networks import NAMES, SavedNetwork, load_saved, save_networks  # noqa: E402
+from onnx_networks import Feeds  # noqa: E402
+from portable_networks import NAMES, load_saved, save_networks, unseen_samples  # noqa: E402
 
 import quantkit as qk  # noqa: E402
+from quantkit.ir.graph import Graph  # noqa: E402
 from quantkit.progress import ignore_progress  # noqa: E402
 from quantkit.quantization import Scheme  # noqa: E402
 from quantkit.quantization.precision.error import ErrorProbe, decibels, tap_outputs  # noqa: E402
@@ -37,24 +39,35 @@ from quantkit.quantization.workflow.error_signals import count_runs, draw_choice
 MAX_RMS, COVERAGE = 1.0, 0.9
 
 
-def measure(network: SavedNetwork, count: int, limit: int) -> dict[str, Any]:
-    """Return the deviation of the predictions for a network, with at most a number of samples for the errors."""
+def run_float(graph: Graph, samples: list[Feeds]) -> tuple[list[Feeds], list[Feeds]]:
+    """Return the feeds of the samples by the names of the inputs of a graph, and its outputs."""
+    names = [edge.node for edge in graph.inputs]
+    feeds = [each if set(each) == set(names) else dict(zip(names, each.values(), strict=True)) for each in samples]
+    with qk.open_session(graph, "onnxruntime", threads=1) as session:
+        return feeds, [{name: np.array(array) for name, array in session.run(each).items()} for each in feeds]
+
+
+def measure(name: str, build: Path, count: int, limit: int) -> dict[str, Any]:
+    """Return the deviation of the predictions for a network, with at most a number of samples for the errors.
+
+    Networks with fewer calibration samples than `count_runs` use unseen samples, too.
+    """
+    network = load_saved(name, build)
     # A scheme of the caller excludes alternatives: all layers are int8.
     scheme = Scheme.for_target("onnx", keep_float=network.keep_float)
     result = qk.quantize(network.path, network.samples, scheme=scheme, runs=0, limit=len(network.samples))
     conversion = result.conversion
     if not conversion.plan.patterns:
         return {"layers": 0}
-    names = [edge.node for edge in conversion.graph.inputs]
-    feeds = [
-        each if set(each) == set(names) else dict(zip(names, each.values(), strict=True)) for each in network.samples
-    ]
-    with qk.open_session(conversion.graph, "onnxruntime") as session:
-        outputs = [{name: np.array(array) for name, array in session.run(each).items()} for each in feeds]
+    feeds, outputs = run_float(conversion.graph, network.samples)
     states = find_states(feeds, outputs)
-    runs = min(count_runs(outputs, states), len(feeds), limit)
+    runs = min(count_runs(outputs, states), limit)
+    if runs > len(feeds) and not states:
+        unseen = run_float(conversion.graph, unseen_samples(name, build)[: runs - len(feeds)])
+        feeds, outputs = feeds + unseen[0], outputs + unseen[1]
+    runs = min(runs, len(feeds))
     switched = switch_quantization(conversion.graph, conversion.plan, conversion.ranges)
-    with qk.open_session(tap_outputs(switched.graph), "onnxruntime") as session:
+    with qk.open_session(tap_outputs(switched.graph), "onnxruntime", threads=1) as session:
         probe = ErrorProbe(switched, session, feeds[:runs], outputs[:runs], states)
         search = find_search(conversion, probe, feeds[0], ignore_progress)
         choices = {frozenset(choice): search.switches(choice) for choice in draw_choices(search.layers, count, seed=1)}
@@ -68,7 +81,7 @@ def measure(network: SavedNetwork, count: int, limit: int) -> dict[str, Any]:
         "samples": probe.num_runs,
         "choices": len(deviations),
         "sqnr": [round(decibels(noise), 1) for noise in (max(measured), min(measured))],
-        "coherence": errors.coherence,
+        "coherent": errors.is_coherent,
         "rms_db": round(float(np.sqrt(np.mean(deviations**2))), 2),
         "stated_rms_db": round(errors.rms_db, 2),
         "interval_db": round(errors.interval_db, 2),
@@ -91,7 +104,7 @@ def main() -> None:
     if arguments.save and arguments.save.exists():
         rows = json.loads(arguments.save.read_text())["networks"]
     for name in arguments.networks:
-        rows[name] = measure(load_saved(name, arguments.build), arguments.choices, arguments.samples)
+        rows[name] = measure(name, arguments.build, arguments.choices, arguments.samples)
         print(name, rows[name], flush=True)
         if arguments.save:
             document = {"schema": "quantkit.error_model_table/1", "networks": {key: rows[key] for key in sorted(rows)}}

@@ -1,7 +1,8 @@
 """Error of the outputs for any choice of int8 layers, predicted from the error signals of single quantizations.
 
-    d_i = outputs(only quantization i) - outputs(float)
-    noise(S) = | sum of d_i over S |^2 = 1_S' G 1_S        G_ij = <d_i, d_j>
+    d_i = outputs(only quantization i) - outputs(float)          of an edge
+    d_i = outputs(i and the inputs of i) - outputs(float) - sum of d_j over the inputs j of i          of a layer
+    noise(S) = sum of <d_i, d_j> over i and j in S, those of a layer and its inputs only if other errors are independent
 
 This is a model of first order: errors add up, with their signs. It holds while the network is nearly linear for errors
 of their size; `ErrorModel.fit` adapts it to measured choices, and states the deviation that remains and where the model
@@ -11,7 +12,9 @@ contain its drift: it runs with its own states.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +32,35 @@ Floats = npt.NDArray[np.float64]
 SATURATING_OPS = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
 # Largest number of values of an error signal, of each output over all samples.
 MAX_VALUES = 1 << 16
-# Coherences that a fit tries, and number of the fitted parameters.
-COHERENCES, NUM_FITTED = (0.0, 0.25, 0.5, 0.75, 1.0), 2
+# Variances in dB^2 and lengths of the kernel of `Correction` that a fit tries, variances of the deviation of single
+# choices, and variance of the mean of the deviations.
+VARIANCES, LENGTHS, NOISES, MEAN_VARIANCE = (1.0, 4.0, 16.0), (0.1, 0.3, 1.0, 3.0), (0.05, 0.25, 1.0, 4.0), 100.0
+
+
+class Correction(NamedTuple):
+    """Deviation of measured choices from the noise of first order, a Gaussian process (Rasmussen and Williams, 2006).
+
+        k(a, b) = MEAN_VARIANCE + variance exp(-sum of w_i (a_i - b_i)^2 / length)
+
+    The deviations of two choices are the more similar the less noise the quantizations cause that differ.
+
+    Attributes:
+        scales: square roots of the weights w, (n,).
+        points: scaled switches of the measured choices, (m, n).
+        weights: (K + noise I)^-1 times the deviations in dB, (m,).
+        variance, length: parameters of the kernel.
+    """
+
+    scales: Floats
+    points: Floats
+    weights: Floats
+    variance: float
+    length: float
+
+    def predict_db(self, switches: Array) -> float:
+        """Return the predicted deviation of a choice in dB."""
+        distances = np.square(self.points - self.scales * switches).sum(1)
+        return float(_kernel(distances, self.variance, self.length) @ self.weights)
 
 
 @dataclass(frozen=True)
@@ -38,22 +68,26 @@ class ErrorModel:
     """Predicted error of the outputs.
 
     Later roundings depend on earlier errors, so that errors of different quantizations agree less than their signals:
-    the noise is between the energy of the sum and the sum of the energies.
+    the noise is between the energy of the sum and the sum of the energies. The error of a layer and those of its inputs
+    are one signal: a corrected bias cancels a part of the others.
 
     Attributes:
         switched: graph with a switch for each quantization.
         grams: products of the error signals relative to the power of each output, (outputs, n, n).
-        coherence: fraction of the products of different signals that counts, between 0 and 1.
-        gain: measured noise relative to that of the first order.
-        rms_db: deviation of predicted from measured noise in dB, root mean square; infinite before `fit`.
+        coupled: True for a layer and its inputs, and on the diagonal, (n, n).
+        is_coherent: True if all products count, False if only those that are coupled do.
+        correction: deviation of the measured choices; None before `fit`.
+        rms_db: deviation of predicted from measured noise in dB, root mean square over choices that the fit does not
+            use; infinite before `fit`.
         interval_db: largest deviation from a measured choice that the fit does not use, in dB. By the order statistics
-            of n = 24 choices, 90 % of all choices deviate by no more, with a confidence of 1 - 0.9^n = 92 %.
+            of n choices, 90 % of all choices deviate by no more, with a confidence of 1 - 0.9^n: 92 % for n = 24.
     """
 
     switched: SwitchedGraph
     grams: Floats
-    coherence: float = 1.0
-    gain: float = 1.0
+    coupled: npt.NDArray[np.bool_]
+    is_coherent: bool = True
+    correction: Correction | None = None
     rms_db: float = inf
     interval_db: float = inf
 
@@ -63,14 +97,12 @@ class ErrorModel:
         Args:
             switches: (n,), 1 for int8.
         """
-        return self.gain * float(max(self._noise(gram, switches, self.coherence) for gram in self.grams))
+        return self._gain(switches) * float(max(0.0, *(switches @ products @ switches for products in self._products)))
 
     def contributions(self, switches: Array) -> Floats:
         """Return the noise that each quantization contributes to the worst output of a choice, (n,), at least 0."""
-        worst = max(self.grams, key=lambda gram: self._noise(gram, switches, self.coherence))
-        energies = np.diag(worst)
-        shared = worst @ switches - energies * switches
-        noise: Floats = self.gain * np.maximum(energies + self.coherence * shared, 0.0)
+        worst = max(self._products, key=lambda products: float(switches @ products @ switches))
+        noise: Floats = self._gain(switches) * np.maximum(worst @ switches + np.diag(worst) * (1 - switches), 0.0)
         return noise
 
     @property
@@ -79,36 +111,48 @@ class ErrorModel:
         return self.rms_db <= policy.MAX_DEVIATION
 
     def fit(self, measured: Sequence[tuple[Array, float]]) -> "ErrorModel":
-        """Return the model with the coherence and the gain that are nearest to measured choices.
+        """Return the model with the products and the correction that make the measured choices most likely.
+
+        The deviations of choices that the fit does not use are those of as many fits, in closed form.
 
         Args:
-            measured: switches and noise of each choice, above 0; all choices differ.
+            measured: switches and noise of each choice, above 0.
         """
-        models = [replace(self, coherence=coherence, gain=1.0) for coherence in COHERENCES]
-        deviations = np.array(
-            [[decibels(model.noise(switches)) - decibels(noise) for switches, noise in measured] for model in models]
-        ).reshape(len(models), len(measured))
-        best, mean_db, rms_db = _choose_row(deviations)
-        others = [np.delete(deviations, column, axis=1) for column in range(len(measured))]
-        left_out = (deviations[row, column] - mean for column, (row, mean, _) in enumerate(map(_choose_row, others)))
-        interval_db = max((float(abs(deviation)) for deviation in left_out), default=0.0)
-        return replace(models[best], gain=10 ** (mean_db / 10), rms_db=rms_db, interval_db=interval_db)
+        if not measured:
+            return replace(self, rms_db=0.0, interval_db=0.0)
+        amplitudes = np.sqrt(np.diagonal(self.grams, axis1=1, axis2=2).max(0))
+        scales = np.sqrt(amplitudes / max(amplitudes.sum(), np.finfo(np.float64).tiny))
+        points = scales * np.array([switches for switches, _ in measured])
+        distances = np.square(points[:, None] - points).sum(2)
+        fits = list(product((False, True), ((0.0, 1.0), *product(VARIANCES, LENGTHS)), NOISES))
+        models = [replace(self, is_coherent=is_coherent) for is_coherent in (False, True)]
+        by_model = [[decibels(noise) - decibels(model.noise(row)) for row, noise in measured] for model in models]
+        deviations = np.array([by_model[is_coherent] for is_coherent, *_ in fits])
+        kernels = [_kernel(distances, *kernel) + noise * np.eye(len(measured)) for _, kernel, noise in fits]
+        inverses = np.linalg.inv(np.stack(kernels))
+        weights = (inverses @ deviations[:, :, None])[:, :, 0]
+        evidence = (np.linalg.slogdet(inverses)[1] - (deviations * weights).sum(1)) / 2
+        precisions = np.diagonal(inverses, axis1=1, axis2=2)
+        residuals = weights / precisions
+        # log p(all) = log p(others) + log p(one | others)
+        others = evidence[:, None] - (np.log(precisions) - residuals**2 * precisions) / 2
+        unused = residuals[others.argmax(0), np.arange(len(measured))]
+        best = int(evidence.argmax())
+        correction = Correction(scales, points, weights[best], *fits[best][1])
+        rms_db, interval_db = float(np.sqrt(np.square(unused).mean())), float(abs(unused).max())
+        return replace(models[fits[best][0]], correction=correction, rms_db=rms_db, interval_db=interval_db)
 
-    @staticmethod
-    def _noise(gram: Floats, switches: Array, coherence: float) -> float:
-        energy = float(np.diag(gram) @ switches)
-        return max(coherence * float(switches @ gram @ switches) + (1 - coherence) * energy, 0.0)
+    @property
+    def _products(self) -> Floats:
+        return self.grams if self.is_coherent else self.grams * self.coupled
+
+    def _gain(self, switches: Array) -> float:
+        return 1.0 if self.correction is None else float(10 ** (-self.correction.predict_db(switches) / 10))
 
 
-def _choose_row(deviations: Floats) -> tuple[int, float, float]:
-    """Return the row with the least deviation from its mean, that mean, and the deviation; zeros without a column."""
-    rows, columns = deviations.shape
-    if not columns:
-        return rows - 1, 0.0, 0.0
-    means = deviations.mean(1)
-    rms = np.sqrt(((deviations - means[:, None]) ** 2).sum(1) / max(columns - NUM_FITTED, 1))
-    best = int(rms.argmin())
-    return best, float(means[best]), float(rms[best])
+def _kernel(distances: Floats, variance: float, length: float) -> Floats:
+    kernel: Floats = MEAN_VARIANCE + variance * np.exp(-distances / length)
+    return kernel
 
 
 def decibels(noise: float) -> float:
@@ -156,18 +200,21 @@ class ErrorProbe:
         return len(self._feeds)
 
     def measure(self, on_run: Callable[[int], None]) -> ErrorModel:
-        """Run each quantization alone, and return the error model.
+        """Run each quantization alone, that of a layer with those of its inputs, and return the error model.
 
         Args:
             on_run: callback for the number of finished quantizations.
         """
+        basis = np.eye(len(self.switched))
+        for number, inputs in enumerate(self.switched.inputs, len(self.switched.groups)):
+            basis[number, list(inputs)] = -1
         signals = []
-        for number, row in enumerate(np.eye(len(self.switched), dtype=bool)):
+        for number, row in enumerate(basis != 0):
             signals.append(self._signals(row))
             on_run(number + 1)
-        stacked = [np.stack(arrays) for arrays in zip(*signals, strict=True)]
+        stacked = [basis @ np.stack(arrays) for arrays in zip(*signals, strict=True)]
         grams = [array @ array.T / power for array, power in zip(stacked, self._power, strict=True)]
-        return ErrorModel(self.switched, np.stack(grams))
+        return ErrorModel(self.switched, np.stack(grams), (basis != 0) | (basis != 0).T)
 
     def noise(self, switches: Array) -> float:
         """Return the measured ratio of noise and signal of the worst output."""

@@ -39,12 +39,14 @@ class SwitchedGraph:
         input: name of its input of the switches, bool of shape (n,).
         groups: edges with a common range, for the first switches.
         layers: layers with quantized weights, for the switches after those of the edges.
+        inputs: indices of the switches of the inputs of each of these layers.
     """
 
     graph: Graph
     input: str
     groups: tuple[frozenset[Edge], ...]
     layers: tuple[str, ...]
+    inputs: tuple[frozenset[int], ...]
 
     def __len__(self) -> int:
         return len(self.groups) + len(self.layers)
@@ -77,7 +79,10 @@ def switch_quantization(graph: Graph, plan: Plan, ranges: Ranges) -> SwitchedGra
     for number, group in enumerate(groups):
         for edge in group & parameters.keys():
             switches.switch_edge(number, edge, parameters[edge])
-    return SwitchedGraph(switches.graph(), switches.input, groups, tuple(pattern.layer for pattern in patterns))
+    layers = tuple(pattern.layer for pattern in patterns)
+    number_of = {edge: number for number, group in enumerate(groups) for edge in group}
+    inputs = tuple(frozenset(number_of[edge] for edge in each.inputs if edge in number_of) for each in patterns)
+    return SwitchedGraph(switches.graph(), switches.input, groups, layers, inputs)
 
 
 class _Switches:

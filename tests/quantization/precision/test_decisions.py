@@ -117,20 +117,64 @@ def test_a_layer_without_a_kernel_is_float_in_the_plan() -> None:
     assert conversion.with_kernels() is conversion
 
 
-def test_the_error_model_is_fitted_to_measured_choices() -> None:
-    """Both signals agree, but the measured noise is the sum of their energies, doubled."""
-    model = ErrorModel(None, np.ones((1, 2, 2)))  # type: ignore[arg-type]
-    fitted = model.fit([(np.array([1.0, 0.0]), 2.0), (np.array([1.0, 1.0]), 4.0), (np.array([0.0, 1.0]), 2.0)])
-    assert (fitted.coherence, fitted.gain, fitted.rms_db) == pytest.approx((0.0, 2.0, 0.0), abs=1e-9)
+def error_model(grams: np.ndarray, coupled: np.ndarray | None = None) -> ErrorModel:
+    """Return an error model of one output."""
+    return ErrorModel(None, grams[None], np.eye(len(grams), dtype=bool) if coupled is None else coupled)  # type: ignore[arg-type]
+
+
+def draw_rows(count: int, size: int) -> np.ndarray:
+    """Return random switches, (count, size)."""
+    return (np.random.default_rng(0).random((count, size)) < 0.5).astype(np.float64)
+
+
+@pytest.mark.parametrize("is_coherent", [True, False])
+def test_the_error_model_is_fitted_to_measured_choices(is_coherent: bool) -> None:
+    """All signals agree. The measured noise is twice that of their sum, or twice the sum of their energies."""
+    rows = [row for row in draw_rows(24, 8) if row.any()]
+    measured = [(row, 2 * row.sum() ** (2 if is_coherent else 1)) for row in rows]
+    fitted = error_model(np.ones((8, 8))).fit(measured)
+    assert fitted.is_coherent is is_coherent
+    assert fitted.noise(np.ones(8)) == pytest.approx(2 * 8 ** (2 if is_coherent else 1), rel=0.01)
+    assert fitted.rms_db < 0.3
     assert fitted.holds
-    off = model.fit([(np.array([1.0, 0.0]), 1.0), (np.array([1.0, 0.0]), 10.0), (np.array([1.0, 0.0]), 0.1)])
-    assert off.rms_db == pytest.approx(np.sqrt(200))
+    assert fitted.contributions(np.ones(8)) == pytest.approx(16 if is_coherent else 2, rel=0.01)
+
+
+def test_the_errors_of_a_layer_and_its_inputs_are_one_signal() -> None:
+    """The third quantization, of a layer, cancels the error of the first one, its input; the second is independent."""
+    grams = np.array([[1.0, 0.5, -1.0], [0.5, 1.0, 0.0], [-1.0, 0.0, 1.0]])
+    coupled = np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool)
+    rows = [np.array(row, np.float64) for row in ((1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1))]
+    fitted = error_model(grams, coupled).fit([(row, noise) for row, noise in zip(rows, (1, 1, 2, 2, 1), strict=True)])
+    assert not fitted.is_coherent
+    assert [fitted.noise(row) for row in rows] == pytest.approx([1, 1, 2, 2, 1], rel=0.05)
+
+
+def test_the_error_model_learns_the_deviation_of_similar_choices() -> None:
+    """The noise is four times as large while the first quantization, which causes half of it, is on."""
+    grams = np.diag([8.0, *[1.0] * 8])
+    rows = draw_rows(60, 9)
+    noises = [float(row @ np.diag(grams)) * (4 if row[0] else 1) for row in rows]
+    fitted = error_model(grams).fit(list(zip(rows[:24], noises, strict=False)))
+    deviations = [decibels(fitted.noise(row)) - decibels(noise) for row, noise in zip(rows, noises, strict=True)]
+    assert np.sqrt(np.mean(np.square(deviations))) < 0.3
+    assert fitted.holds
+
+
+def test_few_measured_choices_state_the_deviation_without_a_fit() -> None:
+    model = error_model(np.ones((2, 2)))
+    row = np.array([1.0, 0.0])
+    off = model.fit([(row, 1.0), (row, 10.0), (row, 0.1)])
     # The mean of two choices predicts the third one.
-    assert off.interval_db == pytest.approx(15.0)
+    assert off.interval_db == pytest.approx(15.0, rel=0.02)
+    assert off.rms_db == pytest.approx(np.sqrt((15**2 + 15**2) / 3), rel=0.02)
     assert not off.holds
-    # The interval of a single choice is the deviation of the model that is not fitted.
-    single = model.fit([(np.array([1.0, 0.0]), 10.0)])
-    assert (single.gain, single.rms_db, single.interval_db) == pytest.approx((10.0, 0.0, 10.0))
+    single = model.fit([(row, 10.0)])
+    assert (single.rms_db, single.interval_db) == pytest.approx((10.0, 10.0))
+    assert single.noise(row) == pytest.approx(10.0, rel=0.01)
+
+
+def test_random_choices_and_the_error_model_of_the_report() -> None:
     assert len(set(draw_choices("abcdef", 8))) > 6
     assert ErrorPrediction({}, 0.5, 1.5, True, 8).to_json() == {
         "rms_db": 0.5,
@@ -143,7 +187,7 @@ def test_the_error_model_is_fitted_to_measured_choices() -> None:
 def test_the_interval_of_the_error_model_contains_other_choices() -> None:
     """Each choice deviates at random, by 1 dB or 3 dB: 90 % of other choices are within the interval."""
     random = np.random.default_rng(0)
-    model = ErrorModel(None, np.eye(20)[None])  # type: ignore[arg-type]
+    model = error_model(np.eye(20))
     for spread in (0.5, 3.0):
         rows = (random.random((224, 20)) < 0.5).astype(np.float64)
         measured = [(row, row.sum() * 10 ** (random.normal(0, spread) / 10)) for row in rows]

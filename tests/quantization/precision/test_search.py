@@ -20,6 +20,7 @@ from quantkit.runtimes.session import RuntimeVersion
 
 pytest.importorskip("networkx", reason="pip install networkx")
 LAYERS = ("a", "b", "c", "d")
+INPUTS = tuple(frozenset({number}) for number in range(4))
 SECONDS = st.floats(0, 1, allow_subnormal=False)
 
 
@@ -40,9 +41,9 @@ def search(times: list[KernelTime], boundaries: list[float], signals: np.ndarray
         FusedPattern(name, f"{name}/w", Edge(before), Edge(name)) for before, name in zip(names, LAYERS, strict=False)
     )
     plan = Plan(Scheme(), dict.fromkeys(edges), {}, (), patterns, (), (), tuple(edges))
-    switched = SwitchedGraph(graph, "switches", tuple(frozenset({edge}) for edge in edges), LAYERS)
+    switched = SwitchedGraph(graph, "switches", tuple(frozenset({edge}) for edge in edges), LAYERS, INPUTS)
     costs = CostModel(dict(zip(LAYERS, times, strict=True)), dict(zip(edges, boundaries, strict=True)))
-    return FloatSearch(graph, plan, ErrorModel(switched, (signals @ signals.T)[None]), costs)
+    return FloatSearch(graph, plan, ErrorModel(switched, (signals @ signals.T)[None], np.ones((9, 9), bool)), costs)
 
 
 def choices() -> list[frozenset[str]]:
@@ -154,6 +155,6 @@ def test_predicted_noise_fits_measured_noise() -> None:
     problem = search([KernelTime(1.0, 2.0)] * 4, [0.1] * 5, signals)
     switches = problem.switches(frozenset({"a"}))
     model = problem.errors.fit([(switches, 2 * problem.errors.noise(switches))])
-    assert model.gain == pytest.approx(2.0)
-    assert model.rms_db == pytest.approx(0.0, abs=1e-9)
+    assert model.noise(switches) == pytest.approx(2 * problem.errors.noise(switches), rel=0.01)
+    assert model.rms_db == pytest.approx(3.01, abs=0.01)
     assert decibels(model.noise(switches)) == pytest.approx(decibels(problem.errors.noise(switches)) - 3.01, abs=0.01)
