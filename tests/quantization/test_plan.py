@@ -8,6 +8,7 @@ from quantkit.ir.tensor import DType
 from quantkit.ir.text import from_text
 from quantkit.model import load
 from quantkit.quantization import Plan, Range, Ranges, Scheme, annotate
+from quantkit.quantization.annotation.float_graph import FloatGraph
 from quantkit.recipes import parse, run
 
 # A target for TensorFlow graphs: their nodes have the names of the tests.
@@ -184,6 +185,20 @@ def test_every_computing_node_has_a_decision() -> None:
     plan = annotate(graph, TENSORFLOW)
     decided = {*plan.pattern_of, *plan.pass_through, *plan.float_fallbacks}
     assert decided == {name for name, node in graph.nodes.items() if node.op not in ("Const", "Placeholder")}
+
+
+def test_plans_of_one_graph_share_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of each float layer, for layers with common weights too, is that of a new graph."""
+    body = "a = conv(x)\ns = BiasAdd(a, b)\nr = Relu(s)\nc = conv(r)\np = conv(c)\ny = conv(p)"
+    graph = graph_of(body)
+    plans = {layer: annotate(graph, TENSORFLOW, float_nodes={layer: "measured"}) for layer in ("a", "c", "p", "y")}
+    for layer, plan in plans.items():
+        assert plan == annotate(graph_of(body), TENSORFLOW, float_nodes={layer: "measured"})
+        assert plan.pattern_of.keys().isdisjoint({layer})
+    eightbit = annotate(graph, Scheme.for_target("eightbit"))
+    assert eightbit == annotate(graph_of(body), Scheme.for_target("eightbit"))
+    monkeypatch.setattr(FloatGraph, "__init__", None)
+    assert annotate(graph, Scheme.for_target("eightbit")) == eightbit
 
 
 def test_plans_round_trip_and_require_ranges(tmp_path: Path) -> None:

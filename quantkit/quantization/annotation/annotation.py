@@ -41,7 +41,7 @@ def annotate(
     if not graph.outputs:
         raise GraphError("the graph has no outputs", hint="name them: --outputs softmax")
     converted = TargetGraph.of(graph, scheme or Scheme())
-    facts = FloatGraph(converted.graph, converted.scheme)
+    facts = FloatGraph.of(converted.graph, converted.scheme)
     nodes = NodeAnnotation(facts, float_nodes)
     return _weights_only_plan(nodes) if facts.scheme.weights_only else _plan(nodes)
 

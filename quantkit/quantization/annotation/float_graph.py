@@ -6,8 +6,12 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ops.roles import find_roles
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.scheme import PAIR_SAFE, Scheme
+from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.targets.base import multiplies_u8_by_s8
+
+# Name of the facts in `Graph.analyses`.
+FACTS = "float_graph"
 
 
 class FloatGraph:
@@ -21,6 +25,8 @@ class FloatGraph:
         shapes: inferred shapes by edge.
         nodes: nodes that the outputs need, in topological order.
         position: index in ``nodes`` by name.
+        objections: cause of a layer in float, its source, and the number format of the weights, by the name of the
+            layer and the number format that layers before it give its weights.
     """
 
     def __init__(self, graph: Graph, scheme: Scheme) -> None:
@@ -32,11 +38,39 @@ class FloatGraph:
         needed = graph.reachable()
         self.nodes = [graph[name] for name in graph.order if name in needed]
         self.position = {node.name: number for number, node in enumerate(self.nodes)}
+        self.objections: dict[tuple[str, Spec | None], tuple[str, str, Spec | None]] = {}
+
+    @classmethod
+    def of(cls, graph: Graph, scheme: Scheme) -> "FloatGraph":
+        """Return the facts about a graph for a scheme, the last ones of the graph again if the scheme is the same.
+
+        A measurement of the noise of each layer needs a plan for each.
+        """
+        facts = graph.analyses.get(FACTS)
+        if not isinstance(facts, FloatGraph) or facts.scheme != scheme:
+            facts = graph.analyses[FACTS] = cls(graph, scheme)
+        return facts
 
     @cached_property
     def limits_pairs(self) -> bool:
         """True if the weights are limited for kernels that add pairs of products in 16 bits."""
         return self.scheme.saturation == PAIR_SAFE and multiplies_u8_by_s8(self.target)
+
+    @cached_property
+    def front_end(self) -> set[str]:
+        """Nodes before an amplifying op that has layers after it, for example a spectrogram."""
+        before_layers: set[str] = set()
+        amplified: set[str] = set()
+        for node in reversed(self.nodes):
+            consumers = {use.node.name for use in self.graph.node_uses.get(node.name, ())}
+            if any(name in before_layers or self.graph[name].op in self.roles.layer_ops for name in consumers):
+                before_layers.add(node.name)
+            is_amplifying = any(
+                self.graph[name].op in self.roles.amplifying_ops and name in before_layers for name in consumers
+            )
+            if is_amplifying or not amplified.isdisjoint(consumers):
+                amplified.add(node.name)
+        return amplified
 
     def sole_consumer(self, edge: Edge) -> tuple[Node, int] | None:
         """Return the only consumer of an edge and its input index; None for several, or a graph output."""

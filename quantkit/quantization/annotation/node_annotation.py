@@ -62,11 +62,9 @@ class NodeAnnotation:
     def find_patterns(self) -> tuple[FusedPattern, ...]:
         """Return the fused patterns in topological order; layers without one get their reason."""
         patterns: list[FusedPattern] = []
-        front_end = self._find_front_end()
         for node in self.nodes:
             if node.op in self.roles.layer_ops and self._may_quantize(node):
-                objections = self._objections(node, front_end)
-                reason, source = next((objection for objection in objections if objection[0]), ("", ""))
+                reason, source = self._find_objection(node)
                 if reason:
                     self._decide(node, reason, source)
                 else:
@@ -159,24 +157,24 @@ class NodeAnnotation:
             return False
         return True
 
-    def _find_front_end(self) -> set[str]:
-        """Return the nodes before an amplifying op that has layers after it, for example a spectrogram."""
-        before_layers: set[str] = set()
-        amplified: set[str] = set()
-        for node in reversed(self.nodes):
-            consumers = {use.node.name for use in self.graph.node_uses.get(node.name, ())}
-            if any(name in before_layers or self.graph[name].op in self.roles.layer_ops for name in consumers):
-                before_layers.add(node.name)
-            is_amplifying = any(
-                self.graph[name].op in self.roles.amplifying_ops and name in before_layers for name in consumers
-            )
-            if is_amplifying or not amplified.isdisjoint(consumers):
-                amplified.add(node.name)
-        return amplified
+    def _find_objection(self, node: Node) -> tuple[str, str]:
+        """Return the first cause of a layer in float and its source, or empty strings; store the format of its weights.
 
-    def _objections(self, node: Node, front_end: set[str]) -> Iterator[tuple[str, str]]:
+        Only layers that share the weights, and come first, change the result between plans of a graph.
+        """
+        weights = node.inputs[WEIGHTS_INDEX].node
+        key, objections = (node.name, self.weights.get(weights)), self.facts.objections
+        if key not in objections:
+            reason, source = next((objection for objection in self._objections(node) if objection[0]), ("", ""))
+            objections[key] = (reason, source, self.weights.get(weights))
+        reason, source, spec = objections[key]
+        if spec is not None:
+            self.weights[weights] = spec
+        return reason, source
+
+    def _objections(self, node: Node) -> Iterator[tuple[str, str]]:
         """Yield reason and source of each cause of a layer in float, empty reasons too; the first one counts."""
-        if node.name in front_end:
+        if node.name in self.facts.front_end:
             yield "a logarithm before other layers amplifies its errors", ERROR
         yield self.roles.layer_objection(self.graph, node), OP
         edge = node.inputs[WEIGHTS_INDEX]
