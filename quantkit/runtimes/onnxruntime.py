@@ -445,7 +445,6 @@ RUNTIME = Runtime(
     title="ONNX Runtime",
     available=_available,
     open_model=_open,
-    load=_module,
     find_int8_nodes=_find_int8_nodes,
     kinds=("onnx",),
     dialects=("onnx", "tensorflow"),

@@ -325,7 +325,6 @@ RUNTIME = Runtime(
     title="OpenVINO",
     available=_available,
     open_model=_open,
-    load=_module,
     find_int8_nodes=_find_int8_nodes,
     kinds=("openvino", "onnx", "tflite"),
     dialects=("onnx", "tensorflow"),

@@ -60,7 +60,6 @@ class Runtime:
             nothing heavy.
         open_model: function that opens a checked model with checked options. It imports the runtime, and may raise
             `UnavailableError`, `InputError` or `GraphError`.
-        load: function that imports the runtime, without an effect on later sessions.
         find_int8_nodes: function that returns the names of the nodes that compute in int8 after the runtime's own
             rewrites of a graph; None if the runtime does not show them.
         kinds: kinds of files (keys of `quantkit.formats.KINDS`) that the runtime opens itself.
@@ -98,7 +97,6 @@ class Runtime:
     title: str
     available: Callable[[], Availability]
     open_model: Callable[[Graph | Path, SessionOptions], Session]
-    load: Callable[[], object] = lambda: None
     find_int8_nodes: Callable[[Graph], frozenset[str]] | None = None
     kinds: tuple[str, ...] = ()
     own_kinds: tuple[str, ...] = ()

@@ -4,15 +4,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from threading import Event
-from time import sleep
 from typing import Any
 
 import pytest
 
-from quantkit.benchmark.sampling import process
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
-from quantkit.benchmark.sampling.process import CAN_HALT, ProcessReserve, WorkerError, WorkerProcess, start_worker
+from quantkit.benchmark.sampling.process import CAN_HALT, WorkerError, WorkerProcess
 from quantkit.workers import child
 
 SECONDS = 30.0
@@ -40,55 +37,6 @@ def test_worker_measures_in_its_own_process(tiny_model: Path) -> None:
         assert len(worker.ask({"do": "run", "samples": 4}, SECONDS)["seconds"]) == 4
         pid = worker.pid
     assert not is_alive(pid)
-
-
-def test_a_reserve_imports_runtimes_in_turn_until_a_process_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[tuple[int, str]] = []
-    second = Event()
-
-    class Worker:
-        def __init__(self, environment: Any, cpus: Any = ()) -> None:
-            self.number = len({number for number, _ in log})
-            log.append((self.number, "start"))
-
-        def ask(self, request: dict[str, Any], timeout: float) -> None:
-            if self.number == 1:
-                second.set()
-                sleep(0.2)
-            log.append((self.number, f"{request['do']} {request['runtime']}"))
-
-        def close(self) -> None:
-            log.append((self.number, "close"))
-
-    monkeypatch.setattr(process, "WorkerProcess", Worker)
-    monkeypatch.setattr(process, "available_cores", lambda: 2)
-    with ProcessReserve() as reserve:
-        reserve.start(["tensorflow", "openvino", "tensorflow"])
-        assert second.wait(SECONDS)
-        workers: list[Any] = [start_worker(Settings(runtime=name)) for name in ("tensorflow", "tensorflow")]
-        assert [worker.number for worker in workers] == [0, 2]
-        assert log == [(0, "start"), (0, "load tensorflow"), (1, "start"), (1, "load openvino"), (2, "start")]
-        assert start_worker(Settings(runtime="openvino", cpus=(0,))).number == 3  # type: ignore[attr-defined]
-    assert log[-2:] == [(3, "start"), (1, "close")]
-    monkeypatch.setattr(process, "available_cores", lambda: 1)
-    with ProcessReserve() as reserve:
-        reserve.start(["tensorflow"])
-    assert log[-1] == (1, "close")
-
-
-@pytest.mark.skipif(not CAN_HALT, reason="this system cannot halt a process")
-def test_process_of_a_reserve_is_halted_after_its_import(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "available_cores", lambda: 2)
-    request = Candidate("tiny", tiny_model, Settings(runtime="reference")).to_request(seed=0)
-    with ProcessReserve() as reserve:
-        reserve.start(["reference", "reference"])
-        worker = reserve.take("reference")
-        assert worker is not None
-        event = os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
-        assert event is not None
-        assert event.si_status == signal.SIGSTOP
-        with worker:
-            assert worker.ask(request, SECONDS)["batch"] == 1
 
 
 @pytest.mark.skipif(not CAN_HALT, reason="this system cannot halt a process")

@@ -2,36 +2,24 @@
 
 A worker without a request is halted by a signal, with all its threads: an OpenMP pool that spins while it is idle
 (``KMP_BLOCKTIME``) would otherwise occupy the cores on which another runtime is measured.
-
-The import of a runtime takes up to seconds. A `ProcessReserve` does it on a second core while the caller prepares the
-models.
 """
 
 import json
 import os
-import random
 import select
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping
 from contextlib import suppress
-from contextvars import ContextVar
 from time import monotonic
 from typing import Any, Self
 
-from quantkit.benchmark.sampling.candidate import Settings
-from quantkit.cores import available_cores
 from quantkit.errors import UnavailableError
 from quantkit.workers.child import describe_exit, read_log, start_process
 
 Document = dict[str, Any]
 
 CAN_HALT = hasattr(signal, "SIGSTOP")
-# Maximum number of further bytes in the environment of a process: its size shifts the stack, and with it the latency.
-MAX_PADDING = 4096
-# Time limit in seconds of the import of a runtime.
-IMPORT_TIMEOUT = 300.0
 
 
 class WorkerError(UnavailableError):
@@ -121,69 +109,3 @@ class WorkerProcess:
         if CAN_HALT:
             with suppress(ProcessLookupError):
                 self._process.send_signal(getattr(signal, name))
-
-
-class ProcessReserve:
-    """Processes that import runtimes before their models are known; a context manager that ends the unused ones.
-
-    Inside of the block, `start_worker` takes them. The processes start one after the other, so that the caller keeps a
-    core. When one is taken, those that have not started are canceled: no import runs while a model is measured.
-    """
-
-    def __init__(self) -> None:
-        self._processes: list[tuple[str, Future[WorkerProcess]]] = []
-        # Linux ends a process with the thread that started it: this one runs to the end of the block.
-        self._pool = ThreadPoolExecutor(1)
-        self._random = random.Random(0)
-
-    def start(self, runtimes: Sequence[str]) -> None:
-        """Start a process for each runtime, unless there is only one core."""
-        if available_cores() > 1:
-            self._processes += [(name, self._pool.submit(self._import, name)) for name in runtimes]
-
-    def take(self, runtime: str) -> WorkerProcess | None:
-        """Return a process that has imported a runtime, which the caller closes; None without such a process."""
-        self._processes = [(name, process) for name, process in self._processes if not process.cancel()]
-        wait([process for _, process in self._processes])
-        for index, (name, process) in enumerate(self._processes):
-            if name == runtime:
-                del self._processes[index]
-                return process.result()
-        return None
-
-    def _import(self, runtime: str) -> WorkerProcess:
-        worker = WorkerProcess(pad_environment({}, self._random.randrange(MAX_PADDING)))
-        with suppress(WorkerError):  # the first request of the caller meets it again
-            worker.ask({"do": "load", "runtime": runtime}, IMPORT_TIMEOUT)
-        return worker
-
-    def __enter__(self) -> Self:
-        self._token = _RESERVE.set(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _RESERVE.reset(self._token)
-        self._pool.shutdown(cancel_futures=True)
-        for _, process in self._processes:
-            if not process.cancelled() and process.exception() is None:
-                process.result().close()
-
-
-_RESERVE: ContextVar[ProcessReserve | None] = ContextVar("reserve", default=None)
-
-
-def pad_environment(environment: Mapping[str, str], padding: int) -> dict[str, str]:
-    """Return environment variables with a number of further bytes."""
-    return {**environment, "QUANTKIT_PADDING": "x" * padding}
-
-
-def start_worker(settings: Settings, padding: int = 0) -> WorkerProcess:
-    """Return a process of the enclosing `ProcessReserve` that has imported the runtime, or a new one.
-
-    Args:
-        settings: settings of the process.
-        padding: number of further bytes in the environment of a new process.
-    """
-    reserve, is_default = _RESERVE.get(), not settings.environment and not settings.cpus
-    worker = reserve.take(settings.runtime) if reserve is not None and is_default else None
-    return worker or WorkerProcess(pad_environment(settings.environment, padding), settings.cpus)

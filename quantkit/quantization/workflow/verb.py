@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.arguments import public
-from quantkit.benchmark.sampling.process import ProcessReserve
 from quantkit.distribution import installed_version
 from quantkit.formats import name_written_files
 from quantkit.formats.metadata import seal
@@ -26,7 +25,7 @@ from quantkit.quantization.workflow.accuracy import try_measure_accuracy
 from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibrated_model import calibrate_model
 from quantkit.quantization.workflow.calibration_run import compute_reference, find_datasets
-from quantkit.quantization.workflow.conversion import Conversion, find_runtimes
+from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.decisions import describe_decisions
 from quantkit.quantization.workflow.description import describe_model, make_receipt
 from quantkit.quantization.workflow.doubts import find_doubts
@@ -58,12 +57,11 @@ def quantize(options: Options) -> QuantizationResult:
         UnavailableError: the target or runtime is not available in this installation.
         CheckError: this host computes the quantized model incorrectly.
     """
-    written = name_written_files(options.output, options.trace, options.save_plan, options.save_ranges)
-    with written, ProcessReserve() as reserve:
-        return _run(options, reserve)
+    with name_written_files(options.output, options.trace, options.save_plan, options.save_ranges):
+        return _run(options)
 
 
-def _run(options: Options, reserve: ProcessReserve) -> QuantizationResult:
+def _run(options: Options) -> QuantizationResult:
     installed_version()  # without it, the file would have no receipt
     if isinstance(options.model, TrainedModel):
         model, conversion = convert_trained_model(options.model, options)
@@ -74,9 +72,6 @@ def _run(options: Options, reserve: ProcessReserve) -> QuantizationResult:
         check_options(options, scheme)
         model = load_float_model(options)
         data, held_out = find_datasets(model, options)
-        if options.runs != 0:
-            # Float and int8 of each runtime: one process for the time of the layers, and one for the latency.
-            reserve.start(4 * find_runtimes(scheme))
         model, conversion, trials = calibrate_model(model, scheme, data, held_out, options)
     graph, reference, planned = conversion.graph, trials.reference, conversion.plan
     if held_out is not None:
@@ -100,8 +95,6 @@ def _run(options: Options, reserve: ProcessReserve) -> QuantizationResult:
         save_plan(options, graph, conversion.plan)
     if reference.unused_labels:
         options.on_message(f"warning: {reference.unused_labels}")
-    if options.runs != 0:
-        reserve.start(2 * conversion.runtimes)
     description = describe_model(model, conversion.graph, conversion.ranges.provenance.preprocessing, options)
     report, metadata = _write_and_measure(model, conversion, description, reference, trials, fallback, options)
     return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning), metadata)
