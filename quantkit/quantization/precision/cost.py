@@ -142,6 +142,11 @@ def runtimes_of(plan: Plan, runtimes: Iterable[str]) -> tuple[str, ...]:
     return tuple(runtimes) if plan.scheme.runtime is None else (plan.scheme.runtime,)
 
 
+def is_estimated(runtimes: Collection[str]) -> bool:
+    """Return True if the constants of one of the runtimes are not measured."""
+    return any(_constants().get(name, {}).get("is_estimate", False) for name in runtimes)
+
+
 def _mean(runtimes: Collection[str], precision: str, macs: int, values: int) -> float:
     """Return the mean time of the runtimes in seconds."""
     rows = [_constants().get(name, _constants()[DEFAULT]) for name in runtimes] or [_constants()[DEFAULT]]

@@ -1,7 +1,7 @@
 """Thresholds of the decisions about precision: which trials run, and which of their results count.
 
-`SUPPORTED_BY` has the networks on which the rule of each threshold changes a decision, of the ONNX networks in the
-quantization guide. Sizes of measurements and time limits need no network.
+`SUPPORTED_BY` has the networks on which the rule of each threshold changes a decision, of those in the quantization
+guide. Sizes of measurements and time limits need no network.
 """
 
 # --- Samples of trials and error signals
@@ -112,6 +112,8 @@ MIN_CALLS, MAX_CALLS = 5, 100
 BOUNDARY_FACTORS = (1.0, 3.0)
 # Least fraction of the latency that float layers must save, predicted and measured.
 MIN_SAVED = 0.03
+# The same by the table of costs, whose times are not those of this machine.
+MIN_PREDICTED_SAVED = 0.08
 # Largest fraction of the loss of a form that may remain with its faster form.
 MAX_FASTER_LOSS = 1.05
 
@@ -156,6 +158,7 @@ SUPPORTED_BY = {
     "MAX_DEPTHWISE_CHANNELS": _FIRST,
     "MIN_POSITIONS": _FIRST,
     "MIN_SAVED": ("yunet_n_320",),
+    "MIN_PREDICTED_SAVED": ("BERT", "DistilBERT", "GPT-2", "PP-OCRv4 detection", "PP-OCRv4 recognition"),
     "BOUNDARY_FACTORS": ("yunet_n_320",),
     "MAX_FASTER_LOSS": ("yunet_n_320",),
 }

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quantkit.errors import UnavailableError
 from quantkit.ir.graph import Edge, Graph
 from quantkit.quantization.plan import Plan
 from quantkit.quantization.precision.cost import CostModel
@@ -86,14 +85,9 @@ class TimeCut:
 
         Args:
             noise: kernels, and the price that is paid if one of them is in int8.
-
-        Raises:
-            UnavailableError: networkx is not installed.
         """
-        try:
-            import networkx
-        except ImportError as error:
-            raise UnavailableError("networkx is not installed", hint="pip install networkx") from error
+        import networkx
+
         graph = networkx.DiGraph()
 
         def add(source: object, target: object, capacity: float | None = None) -> None:

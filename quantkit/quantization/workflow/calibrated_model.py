@@ -12,13 +12,13 @@ from quantkit.quantization.targets.capabilities import NeedsPackage
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.custom_ops import cut_custom_ops, find_custom_ops
+from quantkit.quantization.workflow.fast_form import exclude_costly_kernels
 from quantkit.quantization.workflow.lossy_layers import (
     exclude_drifting_layers,
     exclude_last_layers,
     exclude_lossy_layers,
     exclude_noisy_layers,
     exclude_products,
-    exclude_recurrent_layers,
 )
 from quantkit.quantization.workflow.observer_choice import (
     choose_bias_correction,
@@ -34,12 +34,13 @@ from quantkit.quantization.workflow.zero_point_choice import add_zero_points, ch
 
 # Custom ops that a message names.
 MAX_CUSTOM_OPS = 3
-# Zero points, and alternatives that are measured on calibration samples, in this order.
+# Float layers by the table of costs, zero points, and alternatives that are measured on calibration samples, in this
+# order.
 CHOICES = (
+    exclude_costly_kernels,
     add_zero_points,
     choose_observer,
     choose_scales,
-    exclude_recurrent_layers,
     exclude_lossy_layers,
     exclude_last_layers,
     exclude_products,

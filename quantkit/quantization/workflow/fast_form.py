@@ -1,11 +1,12 @@
-"""Float layers whose int8 form takes more time than it saves, by profiles of this machine.
+"""Float layers whose int8 form takes more time than it saves: by the table of costs, then by profiles of this machine.
 
+    table of costs        ->  times of the kernels and boundaries  ->  minimum cut
     alternating profiles  ->  times of the kernels and boundaries  ->  minimum cut  ->  profiles of the cut
 
-One profile shows whether float layers can save time at all: further ones are made only then. A predicted choice of
-float layers counts only if its file is measured to be faster. Each file has one process in each runtime for all
-rounds. The form for several runtimes minimizes over all of them. Without a measurement, no layer is float for its time
-alone, except by the table of costs: the files are then the same on every machine.
+By the table, int8 saves time in proportion to the MACs, and a boundary takes time: small layers between float ops stay
+float. The files are the same on every machine. One profile shows whether float layers can save time at all: further
+ones are made only then. A predicted choice of float layers counts only if its file is measured to be faster. Each file
+has one process in each runtime for all rounds. The form for several runtimes minimizes over all of them.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -20,9 +21,10 @@ from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.facts import join_names
 from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
+from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.precision import policy
-from quantkit.quantization.precision.cost import CostModel, measure_costs, predict_costs
-from quantkit.quantization.precision.decision import COST, FLOAT, Decision
+from quantkit.quantization.precision.cost import CostModel, is_estimated, measure_costs, predict_costs
+from quantkit.quantization.precision.decision import COST, FLOAT, Decision, as_decisions
 from quantkit.quantization.precision.search import TimeCut
 from quantkit.quantization.report.census import infer_sample_shapes
 from quantkit.quantization.workflow.conversion import Conversion
@@ -30,6 +32,34 @@ from quantkit.quantization.workflow.latency import find_candidates
 from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
 from quantkit.runtimes import find_runtime
+
+
+def exclude_costly_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+    """Return the conversion without the kernels whose int8 form takes more time than it saves by the table of costs.
+
+    The loss is not measured: these kernels get the precision of the float model. If no int8 layer saves time, the
+    conversion is unchanged: a file without one would only be a copy of the float model. The same holds if the MACs of a
+    layer are unknown, or the times of a runtime of the target are estimates.
+    """
+    graph, plan = conversion.graph, conversion.plan
+    if not plan.patterns or is_estimated(conversion.target.runtimes):
+        return conversion
+    shapes = infer_sample_shapes(graph, {name: array.shape for name, array in trials.samples.feeds[0].items()})
+    if any(count_macs_of_run(graph, graph[pattern.layer], shapes) is None for pattern in plan.patterns):
+        return conversion
+    cut = TimeCut(graph, plan, predict_costs(graph, plan, shapes, conversion.runtimes))
+    choice = cut.choose()
+    if cut.seconds(frozenset()) - cut.seconds(choice) < policy.MIN_PREDICTED_SAVED * cut.seconds(frozenset()):
+        return conversion
+    reason = "int8 saves less time than its quantize/dequantize boundaries take, by the table of costs"
+    alternative = conversion.decide(as_decisions(dict.fromkeys(sorted(choice), reason), COST)).with_kernels()
+    if not alternative.plan.patterns:
+        options.on_message(
+            "keep the float model, unless size matters more than time: by the table of costs, no int8 layer saves the "
+            "time of its quantize/dequantize boundaries"
+        )
+        return conversion
+    return alternative
 
 
 def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:

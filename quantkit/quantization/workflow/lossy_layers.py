@@ -1,6 +1,5 @@
 """Float fallbacks for layers that lose precision, if the outputs are then nearer to the float model."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import ceil
@@ -8,10 +7,8 @@ from math import ceil
 from quantkit.errors import QuantkitError
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.precision import policy
-from quantkit.quantization.precision.cost import predict_costs
 from quantkit.quantization.precision.decision import ERROR, as_decisions
-from quantkit.quantization.precision.search import TimeCut
-from quantkit.quantization.report.census import count_node_macs, infer_sample_shapes
+from quantkit.quantization.report.census import count_node_macs
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.error_signals import measure_noise_fractions
 from quantkit.quantization.workflow.options import Options
@@ -24,45 +21,6 @@ def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Option
     if not reasons or len(reasons) > policy.MAX_LAYERS * len(conversion.plan.patterns) or trials.is_good(conversion):
         return conversion
     return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
-
-
-def exclude_recurrent_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without unrolled recurrent layers if that reduces the loss much.
-
-    Errors accumulate over the steps of such a layer, and no step alone causes most of the noise: all are one trial.
-    Only steps that are small enough to take no more time in float, by the table of costs, are tried: each one in int8
-    needs boundaries. The table is one for all runtimes on CPUs, and a runtime may take more time.
-    """
-    steps = _find_recurrent_steps(conversion)
-    reasons = dict.fromkeys(steps, "errors of its int8 form accumulate over the steps of a recurrent layer")
-    if not steps or not trials.is_possible or trials.is_good(conversion) or _takes_time(conversion, reasons, trials):
-        return conversion
-    return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
-
-
-def _takes_time(conversion: Conversion, reasons: Mapping[str, str], trials: Trials) -> bool:
-    """Return True if float layers, with the pass-through nodes that become float, add time by the table of costs."""
-    graph, plan = conversion.graph, conversion.plan
-    samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
-    cut = TimeCut(graph, plan, predict_costs(graph, plan, infer_sample_shapes(graph, samples), conversion.runtimes))
-    rest = conversion.decide(as_decisions(reasons, ERROR)).plan
-    floats = cut.costs.kernels.keys() - {*(pattern.layer for pattern in rest.patterns), *rest.pass_through}
-    return cut.seconds(frozenset(floats)) > cut.seconds(frozenset())
-
-
-def _find_recurrent_steps(conversion: Conversion) -> list[str]:
-    """Return the int8 layers that share their weights with a layer whose input depends on one of them."""
-    weights = {pattern.layer: pattern.weights for pattern in conversion.plan.patterns}
-    shared = {constant for constant, count in Counter(weights.values()).items() if constant and count > 1}
-    recurrent: set[str] = set()
-    results: dict[str, frozenset[str]] = {}  # shared weights that each node depends on
-    for name in conversion.graph.order if shared else ():
-        inputs = conversion.graph[name].inputs
-        used = frozenset[str]().union(*(results.get(edge.node, frozenset()) for edge in inputs))
-        applied = shared.intersection({weights.get(name, "")})
-        recurrent |= used & applied
-        results[name] = used | applied
-    return [layer for layer, constant in weights.items() if constant in recurrent]
 
 
 def exclude_products(conversion: Conversion, trials: Trials, options: Options) -> Conversion:

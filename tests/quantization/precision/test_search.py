@@ -18,7 +18,6 @@ from quantkit.quantization.precision.search import FloatSearch, TimeCut
 from quantkit.quantization.precision.switches import SwitchedGraph
 from quantkit.runtimes.session import RuntimeVersion
 
-pytest.importorskip("networkx", reason="pip install networkx")
 LAYERS = ("a", "b", "c", "d")
 INPUTS = tuple(frozenset({number}) for number in range(4))
 SECONDS = st.floats(0, 1, allow_subnormal=False)

@@ -9,14 +9,12 @@ import pytest
 import quantkit as qk
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Edge, Graph
-from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization import Range, Scheme, annotate
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
-from quantkit.quantization.workflow import calibrated_model, lossy_layers
-from quantkit.quantization.workflow.float_reference import loss_of
-from quantkit.quantization.workflow.lossy_layers import exclude_last_layers, exclude_recurrent_layers
+from quantkit.quantization.workflow import calibrated_model
+from quantkit.quantization.workflow.lossy_layers import exclude_last_layers
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
@@ -162,76 +160,3 @@ def test_small_last_layers_stay_float_if_that_is_nearer(monkeypatch: pytest.Monk
     result = qk.quantize(graph, samples, runs=0)
     assert "rounding of the outputs" in result.plan.float_fallbacks["y"]
     assert int8_layers(result) == {"a", "c"}
-
-
-def shared_layer(*, is_recurrent: bool, size: int = 16, rows: int = 1) -> Graph:
-    """Return products of twelve steps with the same weights, each of the step before or of its own input, and a layer.
-
-    Args:
-        is_recurrent: each step is a product of the step before.
-        size: number of input and output channels of a step.
-        rows: number of rows of its input.
-    """
-    random = np.random.default_rng(3)
-    weights = [
-        numpy_helper.from_array((random.normal(0, 2, shape) / np.sqrt(size)).astype(np.float32), name)
-        for name, shape in (("recurrent", (size, size)), ("kernel", (size, 4)))
-    ]
-    nodes, state = [helper.make_node("Split", ["x"], [f"x{step}" for step in range(12)], axis=2, num_outputs=12)], "x0"
-    for step in range(12):
-        nodes += [
-            helper.make_node("MatMul", [state if is_recurrent else f"x{step}", "recurrent"], [f"m{step}"]),
-            helper.make_node("Add", [f"m{step}", f"x{step}"], [f"a{step}"]),
-            helper.make_node("Tanh", [f"a{step}"], [f"h{step}"]),
-        ]
-        state = f"h{step}"
-    nodes.append(helper.make_node("Sum", [f"h{step}" for step in range(12)], ["total"]))
-    nodes.append(helper.make_node("MatMul", [state if is_recurrent else "total", "kernel"], ["y"]))
-    shapes = {"x": (1, rows, 12 * size), "y": (1, rows, 4)}
-    infos = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
-    model = helper.make_model(
-        helper.make_graph(nodes, "network", infos[:1], infos[1:], weights),
-        opset_imports=[helper.make_opsetid("", 18)],
-        ir_version=8,
-    )
-    return onnx_format.decode(model.SerializeToString())
-
-
-def quantize_steps(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> qk.QuantizationResult:
-    """Quantize a graph of `shared_layer` with float recurrent layers as the only alternative, also for a small loss."""
-    monkeypatch.setattr(policy, "GOOD_ERROR", 0.0)
-    monkeypatch.setattr(policy, "GOOD_KL", -1.0)
-    monkeypatch.setattr(calibrated_model, "CHOICES", (exclude_recurrent_layers,))
-    shape = infer_shapes(graph)[graph.inputs[0]].dims
-    assert shape is not None
-    samples = np.random.default_rng(5).normal(0, 1, (16, *map(int, shape))).astype(np.float32)  # type: ignore[arg-type]
-    return qk.quantize(graph, list(samples), runs=0)
-
-
-STEPS = {f"m{step}" for step in range(12)}
-
-
-def test_the_steps_of_a_recurrent_layer_stay_float_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = shared_layer(is_recurrent=True)
-    result = quantize_steps(monkeypatch, graph)
-    assert int8_layers(result) == {"y"}
-    assert all("accumulate over the steps" in result.plan.float_fallbacks[name] for name in STEPS)
-    monkeypatch.setattr(lossy_layers, "_find_recurrent_steps", lambda conversion: [])
-    without = quantize_steps(monkeypatch, graph)
-    assert int8_layers(without) == {"y", *STEPS}
-    reports = [each.report.accuracy for each in (result, without)]
-    losses = [loss_of(each.metrics).distance for each in reports if each is not None and each.metrics is not None]
-    assert len(losses) == 2
-    assert losses[0] < policy.MAX_FLOAT_LOSS * losses[1]
-
-
-def test_a_layer_with_the_weights_of_others_but_no_state_stays_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = quantize_steps(monkeypatch, shared_layer(is_recurrent=False))
-    assert int8_layers(result) == {"y", *STEPS}
-
-
-def test_steps_that_take_more_time_in_float_stay_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = shared_layer(is_recurrent=True, size=128, rows=64)
-    assert int8_layers(quantize_steps(monkeypatch, graph)) == {"y", *STEPS}
-    monkeypatch.setattr(lossy_layers, "_takes_time", lambda *arguments: False)
-    assert int8_layers(quantize_steps(monkeypatch, graph)) == {"y"}

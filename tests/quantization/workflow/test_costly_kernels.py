@@ -1,0 +1,121 @@
+"""Small layers between float ops stay float, because their boundaries take more time than int8 saves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import quantkit as qk
+from quantkit.formats import onnx as onnx_format
+from quantkit.ir.graph import Graph
+from quantkit.quantization.precision.decision import COST
+
+onnx = pytest.importorskip("onnx", reason="pip install onnx")
+pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
+from onnx import helper, numpy_helper  # noqa: E402
+
+pytestmark = pytest.mark.engine
+STEPS = {f"m{step}" for step in range(12)}
+
+
+def network(*, size: int = 16, rows: int = 1, has_large_layer: bool = True) -> Graph:
+    """Return twelve steps of a recurrent layer, and a large layer for another input.
+
+    Args:
+        size: number of channels of a step.
+        rows: number of its rows.
+        has_large_layer: False for the steps alone.
+    """
+    random = np.random.default_rng(3)
+    weights = [
+        numpy_helper.from_array((random.normal(0, 1, (width, width)) / np.sqrt(width)).astype(np.float32), name)
+        for name, width in (("recurrent", size), ("kernel", 256))
+    ]
+    nodes, state = [helper.make_node("Split", ["x"], [f"x{step}" for step in range(12)], axis=2, num_outputs=12)], "x0"
+    for step in range(12):
+        nodes += [
+            helper.make_node("MatMul", [state, "recurrent"], [f"m{step}"]),
+            helper.make_node("Add", [f"m{step}", f"x{step}"], [f"a{step}"]),
+            helper.make_node("Tanh", [f"a{step}"], [f"h{step}"]),
+        ]
+        state = f"h{step}"
+    shapes = {"x": (1, rows, 12 * size), "h11": (1, rows, size)}
+    if has_large_layer:
+        nodes.append(helper.make_node("MatMul", ["z", "kernel"], ["y"]))
+        shapes = {"x": shapes["x"], "z": (1, 64, 256), "h11": shapes["h11"], "y": (1, 64, 256)}
+    infos = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
+    half = len(infos) // 2
+    model = helper.make_model(
+        helper.make_graph(nodes, "network", infos[:half], infos[half:], weights[: 1 + has_large_layer]),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=8,
+    )
+    return onnx_format.decode(model.SerializeToString())
+
+
+def quantize(graph: Graph, messages: list[str], target: str = "onnx") -> qk.QuantizationResult:
+    random = np.random.default_rng(5)
+    shapes = {edge.node: tuple(map(int, graph[edge.node].attrs["shape"].dims)) for edge in graph.inputs}
+    samples: Sequence[dict[str, np.ndarray]] = [
+        {name: random.normal(0, 1, shape).astype(np.float32) for name, shape in shapes.items()} for _ in range(8)
+    ]
+    return qk.quantize(graph, samples, target=target, runs=0, on_message=messages.append)
+
+
+def int8_layers(result: qk.QuantizationResult) -> set[str]:
+    return {pattern.layer for pattern in result.plan.patterns}
+
+
+def test_small_steps_between_float_ops_stay_float() -> None:
+    result = quantize(network(), [])
+    assert int8_layers(result) == {"y"}
+    decisions = {each.unit: each for each in result.decisions}
+    assert all(decisions[name].source == COST for name in STEPS)
+    assert "boundaries" in decisions["m0"].reason
+
+
+def test_steps_with_many_rows_stay_int8() -> None:
+    assert int8_layers(quantize(network(size=256, rows=64), [])) >= STEPS
+
+
+def test_without_an_int8_layer_that_saves_time_the_float_model_is_named() -> None:
+    messages: list[str] = []
+    assert int8_layers(quantize(network(has_large_layer=False), messages)) >= STEPS
+    assert any(message.startswith("keep the float model") for message in messages)
+
+
+def test_estimated_times_keep_int8_layers() -> None:
+    graph = network(size=64, rows=4)
+    assert int8_layers(quantize(graph, [])) == {"y"}
+    assert int8_layers(quantize(graph, [], "tensorrt")) >= STEPS
+
+
+def test_layers_of_unknown_size_stay_int8() -> None:
+    random = np.random.default_rng(3)
+    weights = [
+        numpy_helper.from_array(random.normal(0, 1, shape).astype(np.float32) / 8, name)
+        for name, shape in (("first", (64, 64)), ("second", (64, 256)), ("third", (256, 256)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["m0"]),
+        helper.make_node("Relu", ["m0"], ["positive"]),
+        helper.make_node("ReduceMax", ["x"], ["column"], axes=[1], keepdims=0),
+        helper.make_node("Greater", ["column", "zero"], ["mask"]),
+        helper.make_node("Compress", ["positive", "mask"], ["selected"], axis=0),
+        helper.make_node("MatMul", ["selected", "second"], ["m1"]),
+        helper.make_node("Softplus", ["m1"], ["gate"]),
+        helper.make_node("MatMul", ["gate", "third"], ["m2"]),
+    ]
+    weights.append(numpy_helper.from_array(np.array(0, np.float32), "zero"))
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "network",
+            [helper.make_tensor_value_info("x", 1, (128, 64))],
+            [helper.make_tensor_value_info("m2", 1, (None, 256))],
+            weights,
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    assert int8_layers(quantize(onnx_format.decode(model.SerializeToString()), [])) == {"m0", "m1", "m2"}
