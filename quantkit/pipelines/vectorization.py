@@ -39,13 +39,16 @@ from quantkit.transforms.functions.inline_functions import inline_functions
 # Ops on strings and pixels, and elementwise ops, for which TensorFlow may have no rule: the first input has a row for
 # each element, and the others are the same for every row.
 _ROW_OPS = find_ops(Fact.UNARY, "tensorflow") | {
-    *("AsString", "Bitcast", "DecodeBase64", "DecodePaddedRaw", "DecodeRaw", "EncodeBase64", "HSVToRGB", "RGBToHSV"),
+    *("AsString", "Bitcast", "DecodeBase64", "DecodePaddedRaw", "EncodeBase64", "HSVToRGB", "RGBToHSV"),
     *("RegexFullMatch", "RegexReplace", "StaticRegexFullMatch", "StaticRegexReplace", "StringLength", "StringLower"),
     *("StringStrip", "StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong", "StringToNumber"),
     *("StringUpper", "Substr"),
 }
-# Ops whose results for a batch are rounded in another order, and those that call functions.
-_SINGLE_OPS = find_ops(LAYER | CONTROL_FLOW, "tensorflow") | {"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
+# Ops whose results for a batch are rounded in another order, one whose results differ in size from row to row, and
+# those that call functions.
+_SINGLE_OPS = find_ops(LAYER | CONTROL_FLOW, "tensorflow").union(
+    ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "DecodeRaw", "Einsum")
+)
 # Messages of TensorFlow about an op type.
 _NO_RULE = re.compile(r"No pfor vectorization defined for (\w+)")
 _VARYING = re.compile(r"of op '(\w+)' expected to be loop invariant")
@@ -61,7 +64,7 @@ def vectorize_maps(graph: Graph) -> Outcome:
     Before:  map(f) -> shuffle(k) -> batch(n)
     After:   shuffle(k) -> batch(n) -> map(f of each row)
 
-    Skips functions with an op that has no rule for batches, with state, or with results of variable shape.
+    Skips functions with an op that has no rule for batches, with state, or with arguments or results of variable shape.
     """
     changes: list[str] = []
     skips: dict[str, Skip] = {}
@@ -103,6 +106,8 @@ def _vectorize(graph: Graph, stage: Node) -> Function[Graph]:
         raise NotVectorizableError("the function is random or has state")
     if DType.VARIANT in (*element_types(source), *element_types(stage)):
         raise NotVectorizableError("elements are sparse, ragged or datasets")
+    if not all(shape.is_known for shape in element_shapes(source)):
+        raise NotVectorizableError("elements may differ in shape, which a batch of them would not have")
     for node in function.graph.nodes.values():
         if node.op in _SINGLE_OPS:
             raise NotVectorizableError(f"{node.name} ({node.op}) has no rule for batches")

@@ -192,6 +192,18 @@ def test_reasons_against_batches(name: str) -> None:
     assert reason in str(outcome.skips[0])
 
 
+@pytest.mark.parametrize("num_maps", [1, 2])
+def test_rows_of_different_sizes_are_not_batched(num_maps: int, execution: Execution) -> None:
+    """A batch would need one size, which the sums do not."""
+    texts = tf.data.Dataset.from_tensor_slices([b"ab", b"abcd", b"ef", b"ghij"])
+    if num_maps == 1:
+        sums = texts.map(lambda text: tf.reduce_sum(tf.io.decode_raw(text, tf.uint8)))
+    else:
+        sums = texts.map(lambda text: tf.io.decode_raw(text, tf.uint8)).map(tf.reduce_sum)
+    graph = bridge.to_graph(sums.batch(2))
+    assert assert_same_elements(graph, rewrite_all(graph), execution) == 2
+
+
 def test_random_functions_are_parallel_only_without_a_seed() -> None:
     numbers = tf.data.Dataset.range(5)
     unseeded = bridge.to_graph(numbers.map(lambda x: tf.random.uniform([2])))
