@@ -9,7 +9,6 @@ are; the map passes them. The rules of the op types are those of ``tf.vectorized
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from quantkit.errors import QuantkitError, one_line
@@ -157,11 +156,16 @@ def vectorize_function(
         num_components: number of arguments that are components of an element; the others are the same for every row.
 
     Raises:
-        NotVectorizableError: an op has no rule, or a parameter differs from row to row.
+        NotVectorizableError: an op has no rule, a parameter differs from row to row, or this version of TensorFlow has
+            other modules.
     """
-    tf, pfor = import_tensorflow(), _import_rules()
-    from tensorflow.python.ops.parallel_for import control_flow_ops
-
+    tf = import_tensorflow()
+    try:
+        from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
+        from tensorflow.python.ops.parallel_for.pfor import ConversionNotImplementedError, wrap
+    except ImportError as error:
+        raise NotVectorizableError(f"TensorFlow {tf.__version__} has no rules for batches: {error}") from None
+    rules = _rules(tf, wrap)
     message, body = as_message(function, graph, arguments), function.graph
     names = [f"{edge.node}:0" for edge in body.inputs]
     types = {f"{node.name}:0": node.attr["dtype"].type for node in message.node if node.op == "Placeholder"}
@@ -173,20 +177,27 @@ def vectorize_function(
         def compute_row(index: Any) -> Any:
             row = [tf.gather(value, index) for value in values[:num_components]]
             for part, value in zip(row, values, strict=False):
-                part.op.pfor_converter = lambda _, value=value: pfor.wrap(value, True)  # the rows, without a copy
+                part.op.pfor_converter = lambda _, value=value: wrap(value, True)  # the rows, without a copy
             tensors = dict(zip(names, (*row, *values[num_components:]), strict=True))
-            return tf.graph_util.import_graph_def(message, tensors, outputs, name="")
+            results = tf.graph_util.import_graph_def(message, tensors, outputs, name="")
+            for operation in tf.compat.v1.get_default_graph().get_operations():
+                if operation.type in rules:
+                    operation.pfor_converter = rules[operation.type]
+            return results
 
-        return control_flow_ops.pfor(compute_row, tf.shape(values[0])[0], fallback_to_while_loop=False)
+        return pfor(compute_row, tf.shape(values[0])[0], fallback_to_while_loop=False)
 
-    logger = tf.get_logger()
+    specs = [tf.TensorSpec(shape, types[name]) for shape, name in zip(shapes, names, strict=True)]
+    batched, logger = tf.function(compute, specs, autograph=False), tf.get_logger()
     level, logger.disabled = logger.disabled, True  # the error has the same message
     try:
-        specs = [tf.TensorSpec(shape, types[name]) for shape, name in zip(shapes, names, strict=True)]
-        traced = tf.function(compute, specs, autograph=False).get_concrete_function()
+        traced = batched.get_concrete_function()
     except Exception as error:
-        # The report of TensorFlow about an error in an imported op fails, too.
-        raise NotVectorizableError(_reason(body, str(error.__context__ or error))) from None
+        cause = error.__context__ or error  # the report of TensorFlow about an error in an imported op fails, too
+        expected = (ValueError, TypeError, NotImplementedError, AssertionError, tf.errors.OpError)
+        if not isinstance(cause, (*expected, ConversionNotImplementedError)):
+            raise cause from None
+        raise NotVectorizableError(_reason(body, str(cause))) from None
     finally:
         logger.disabled = level
     return _as_function(function, traced)
@@ -204,31 +215,26 @@ def _reason(body: Graph, message: str) -> str:
     return one_line(message)
 
 
-@cache
-def _import_rules() -> Any:
-    """Return the module of TensorFlow with the rules of op types, after adding those that it does not have."""
-    tf = import_tensorflow()
-    from tensorflow.python.ops.parallel_for import pfor
+def _rules(tf: Any, wrap: Any) -> dict[str, Any]:
+    """Return the rules of op types for rows of inputs, each a converter of TensorFlow that ends with ``wrap``."""
 
     def compute_rows(node: Any) -> Any:
         inputs = [node.stacked_input(0), *map(node.unstacked_input, range(1, node.num_inputs))]
-        operation = pfor._create_op(node.op_type, inputs, [each.dtype for each in node.outputs], node.op.node_def.attr)
-        return [pfor.wrap(output, True) for output in operation.outputs]
+        types = [each.dtype for each in node.outputs]
+        graph = tf.compat.v1.get_default_graph()
+        operation = graph.create_op(node.op_type, inputs, types, attrs=node.op.node_def.attr)
+        return [wrap(output, True) for output in operation.outputs]
 
     def compute_norm(node: Any) -> Any:
         axes = node.unstacked_input(1)
         axes += tf.cast(axes >= 0, axes.dtype)
-        norm = tf.math.reduce_euclidean_norm(node.stacked_input(0), axes, node.get_attr("keep_dims"))
-        return pfor.wrap(norm, True)
+        return wrap(tf.math.reduce_euclidean_norm(node.stacked_input(0), axes, node.get_attr("keep_dims")), True)
 
     def mirror(node: Any) -> Any:
         paddings = tf.pad(node.unstacked_input(1), [[1, 0], [0, 0]])
-        return pfor.wrap(tf.pad(node.stacked_input(0), paddings, node.get_attr("mode").decode()), True)
+        return wrap(tf.pad(node.stacked_input(0), paddings, node.get_attr("mode").decode()), True)
 
-    rules = {**dict.fromkeys(_ROW_OPS, compute_rows), "EuclideanNorm": compute_norm, "MirrorPad": mirror}
-    for op in rules.keys() - pfor._pfor_converter_registry.keys():
-        pfor.RegisterPFor(op)(rules[op])
-    return pfor
+    return {**dict.fromkeys(_ROW_OPS, compute_rows), "EuclideanNorm": compute_norm, "MirrorPad": mirror}
 
 
 def _as_function(function: Function[Graph], traced: Any) -> Function[Graph]:

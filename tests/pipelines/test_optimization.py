@@ -1,6 +1,7 @@
 """Optimized pipelines have the elements of the original; rewrites that do not apply give reasons."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -202,6 +203,31 @@ def test_rows_of_different_sizes_are_not_batched(num_maps: int, execution: Execu
         sums = texts.map(lambda text: tf.io.decode_raw(text, tf.uint8)).map(tf.reduce_sum)
     graph = bridge.to_graph(sums.batch(2))
     assert assert_same_elements(graph, rewrite_all(graph), execution) == 2
+
+
+def test_other_version_of_tensorflow_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = bridge.to_graph(tf.data.Dataset.range(4).map(lambda x: x * 2).batch(2))
+    monkeypatch.setitem(sys.modules, "tensorflow.python.ops.parallel_for.pfor", None)
+    outcome = REWRITES["vectorize_maps"](graph)
+    assert outcome.graph is graph
+    assert f"TensorFlow {tf.__version__} has no rules for batches" in str(outcome.skips[0])
+
+
+def test_errors_of_rules_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tf.data.Dataset.from_tensor_slices(np.zeros((6, 4), np.float32))
+    graph = bridge.to_graph(data.map(tf.math.reduce_euclidean_norm).batch(2))
+    monkeypatch.delattr(tf.math, "reduce_euclidean_norm")
+    with pytest.raises(AttributeError, match="reduce_euclidean_norm"):
+        REWRITES["vectorize_maps"](graph)
+
+
+def test_rules_stay_out_of_the_table_of_tensorflow() -> None:
+    """A program may register its own rule for an op type, which TensorFlow permits once."""
+    from tensorflow.python.ops.parallel_for import pfor
+
+    graph = bridge.to_graph(tf.data.Dataset.from_tensor_slices(["A", "B"]).map(tf.strings.lower).batch(2))
+    assert REWRITES["vectorize_maps"](graph).changes
+    assert "StringLower" not in pfor._pfor_converter_registry
 
 
 def test_random_functions_are_parallel_only_without_a_seed() -> None:
