@@ -2,7 +2,10 @@
 
     d_i = outputs(only quantization i) - outputs(float)          of an edge
     d_i = outputs(i and the inputs of i) - outputs(float) - sum of d_j over the inputs j of i          of a layer
-    noise(S) = sum of <d_i, d_j> over i and j in S, those of a layer and its inputs only if other errors are independent
+    noise(S) = sum of <d_i, d_j> over i and j in S
+
+If errors are independent, only the products of an input and the layers that use it count: the noise is the sum of the
+energies of these signals, at least 0.
 
 This is a model of first order: errors add up, with their signs. It holds while the network is nearly linear for errors
 of their size; `ErrorModel.fit` adapts it to measured choices, and states the deviation that remains and where the model
@@ -12,6 +15,7 @@ contain its drift: it runs with its own states.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import inf
 from typing import NamedTuple
@@ -42,7 +46,7 @@ class Correction(NamedTuple):
 
         k(a, b) = MEAN_VARIANCE + variance exp(-sum of w_i (a_i - b_i)^2 / length)
 
-    The deviations of two choices are the more similar the less noise the quantizations cause that differ.
+    Two choices have similar deviations if the quantizations in which they differ cause little noise.
 
     Attributes:
         scales: square roots of the weights w, (n,).
@@ -68,14 +72,14 @@ class ErrorModel:
     """Predicted error of the outputs.
 
     Later roundings depend on earlier errors, so that errors of different quantizations agree less than their signals:
-    the noise is between the energy of the sum and the sum of the energies. The error of a layer and those of its inputs
-    are one signal: a corrected bias cancels a part of the others.
+    the noise is between the energy of the sum and the sum of the energies. The errors of an input and of the layers
+    that use it are one signal: corrected biases cancel a part of the error of the input.
 
     Attributes:
         switched: graph with a switch for each quantization.
         grams: products of the error signals relative to the power of each output, (outputs, n, n).
-        coupled: True for a layer and its inputs, and on the diagonal, (n, n).
-        is_coherent: True if all products count, False if only those that are coupled do.
+        parts: number of the signal that each quantization belongs to, the same for a layer and its inputs, (n,).
+        is_coherent: True if all products count, False if only those within a signal do.
         correction: deviation of the measured choices; None before `fit`.
         rms_db: deviation of predicted from measured noise in dB, root mean square over choices that the fit does not
             use; infinite before `fit`.
@@ -85,7 +89,7 @@ class ErrorModel:
 
     switched: SwitchedGraph
     grams: Floats
-    coupled: npt.NDArray[np.bool_]
+    parts: npt.NDArray[np.int64]
     is_coherent: bool = True
     correction: Correction | None = None
     rms_db: float = inf
@@ -142,9 +146,9 @@ class ErrorModel:
         rms_db, interval_db = float(np.sqrt(np.square(unused).mean())), float(abs(unused).max())
         return replace(models[fits[best][0]], correction=correction, rms_db=rms_db, interval_db=interval_db)
 
-    @property
+    @cached_property
     def _products(self) -> Floats:
-        return self.grams if self.is_coherent else self.grams * self.coupled
+        return self.grams if self.is_coherent else self.grams * (self.parts[:, None] == self.parts)
 
     def _gain(self, switches: Array) -> float:
         return 1.0 if self.correction is None else float(10 ** (-self.correction.predict_db(switches) / 10))
@@ -205,16 +209,17 @@ class ErrorProbe:
         Args:
             on_run: callback for the number of finished quantizations.
         """
-        basis = np.eye(len(self.switched))
+        basis, parts = np.eye(len(self.switched)), np.arange(len(self.switched))
         for number, inputs in enumerate(self.switched.inputs, len(self.switched.groups)):
             basis[number, list(inputs)] = -1
+            parts[np.isin(parts, parts[[number, *inputs]])] = number
         signals = []
         for number, row in enumerate(basis != 0):
             signals.append(self._signals(row))
             on_run(number + 1)
         stacked = [basis @ np.stack(arrays) for arrays in zip(*signals, strict=True)]
         grams = [array @ array.T / power for array, power in zip(stacked, self._power, strict=True)]
-        return ErrorModel(self.switched, np.stack(grams), (basis != 0) | (basis != 0).T)
+        return ErrorModel(self.switched, np.stack(grams), parts)
 
     def noise(self, switches: Array) -> float:
         """Return the measured ratio of noise and signal of the worst output."""

@@ -1,6 +1,7 @@
 """Decisions: one for each layer and other node, in the plan, its file, the result and the text of ``--explain``."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,9 @@ def test_a_layer_without_a_kernel_is_float_in_the_plan() -> None:
     assert conversion.with_kernels() is conversion
 
 
-def error_model(grams: np.ndarray, coupled: np.ndarray | None = None) -> ErrorModel:
+def error_model(grams: np.ndarray, parts: Sequence[int] | None = None) -> ErrorModel:
     """Return an error model of one output."""
-    return ErrorModel(None, grams[None], np.eye(len(grams), dtype=bool) if coupled is None else coupled)  # type: ignore[arg-type]
+    return ErrorModel(None, grams[None], np.array(range(len(grams)) if parts is None else parts))  # type: ignore[arg-type]
 
 
 def draw_rows(count: int, size: int) -> np.ndarray:
@@ -143,9 +144,8 @@ def test_the_error_model_is_fitted_to_measured_choices(is_coherent: bool) -> Non
 def test_the_errors_of_a_layer_and_its_inputs_are_one_signal() -> None:
     """The third quantization, of a layer, cancels the error of the first one, its input; the second is independent."""
     grams = np.array([[1.0, 0.5, -1.0], [0.5, 1.0, 0.0], [-1.0, 0.0, 1.0]])
-    coupled = np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool)
     rows = [np.array(row, np.float64) for row in ((1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1))]
-    fitted = error_model(grams, coupled).fit([(row, noise) for row, noise in zip(rows, (1, 1, 2, 2, 1), strict=True)])
+    fitted = error_model(grams, [0, 1, 0]).fit([(row, noise) for row, noise in zip(rows, (1, 1, 2, 2, 1), strict=True)])
     assert not fitted.is_coherent
     assert [fitted.noise(row) for row in rows] == pytest.approx([1, 1, 2, 2, 1], rel=0.05)
 

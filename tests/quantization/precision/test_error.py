@@ -1,8 +1,52 @@
-"""Sample of the values of large outputs, for the error signals."""
+"""Error signals: noise of layers that share an input, and sample of the values of large outputs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
+import pytest
 
-from quantkit.quantization.precision.error import MAX_VALUES, _thin
+from quantkit.ir.graph import Edge, Graph
+from quantkit.quantization.precision.error import MAX_VALUES, ErrorProbe, _thin
+from quantkit.quantization.precision.switches import SwitchedGraph
+
+
+class Output(NamedTuple):
+    """Output of `LinearSession`."""
+
+    name: str
+
+
+class LinearSession:
+    """Session with the output 1 + the sum of the signals that are switched on.
+
+    Attributes:
+        signals: error signals, (n, values).
+    """
+
+    outputs = (Output("y"),)
+
+    def __init__(self, signals: np.ndarray) -> None:
+        self.signals = signals
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"y": 1 + feeds["switches"].astype(np.float64) @ self.signals}
+
+
+def test_layers_that_cancel_the_error_of_their_input_have_noise() -> None:
+    """Each of three layers cancels 90 % of the error of their input; a second input and its layer are independent."""
+    signals = np.array([[2, 0], [0, 2], [-1.8, 0], [-1.8, 0], [-1.8, 0], [2, 0]]) / np.sqrt(2)
+    groups = (frozenset({Edge("x")}), frozenset({Edge("z")}))
+    inputs = tuple(frozenset({number}) for number in (0, 0, 0, 1))
+    switched = SwitchedGraph(Graph({}), "switches", groups, ("a", "b", "c", "d"), inputs)
+    probe = ErrorProbe(switched, LinearSession(signals), [{}], [{"y": np.ones(2)}], {})  # type: ignore[arg-type]
+    model = replace(probe.measure(lambda number: None), is_coherent=False)
+    for row in np.array(list(product((0.0, 1.0), repeat=6))):
+        energies = [np.square(row[part] @ signals[part]).sum() / 2 for part in ([0, 2, 3, 4], [1, 5])]
+        assert model.noise(row) == pytest.approx(sum(energies))
+    assert model.noise(np.ones(6)) == pytest.approx(1.7**2 + 2)
 
 
 def test_a_sample_of_images_has_all_columns() -> None:

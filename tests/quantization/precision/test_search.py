@@ -42,7 +42,7 @@ def search(times: list[KernelTime], boundaries: list[float], signals: np.ndarray
     plan = Plan(Scheme(), dict.fromkeys(edges), {}, (), patterns, (), (), tuple(edges))
     switched = SwitchedGraph(graph, "switches", tuple(frozenset({edge}) for edge in edges), LAYERS, INPUTS)
     costs = CostModel(dict(zip(LAYERS, times, strict=True)), dict(zip(edges, boundaries, strict=True)))
-    return FloatSearch(graph, plan, ErrorModel(switched, (signals @ signals.T)[None], np.ones((9, 9), bool)), costs)
+    return FloatSearch(graph, plan, ErrorModel(switched, (signals @ signals.T)[None], np.zeros(9, np.int64)), costs)
 
 
 def choices() -> list[frozenset[str]]:
