@@ -158,7 +158,7 @@ SUPPORTED_BY = {
     "MAX_DEPTHWISE_CHANNELS": _FIRST,
     "MIN_POSITIONS": _FIRST,
     "MIN_SAVED": ("yunet_n_320",),
-    "MIN_PREDICTED_SAVED": ("BERT", "DistilBERT", "GPT-2", "PP-OCRv4 detection", "PP-OCRv4 recognition"),
+    "MIN_PREDICTED_SAVED": ("BERT", "DistilBERT", "GPT-2", "MobileNetV3Small", "PP-OCRv4 recognition", "dtln_2"),
     "BOUNDARY_FACTORS": ("yunet_n_320",),
     "MAX_FASTER_LOSS": ("yunet_n_320",),
 }

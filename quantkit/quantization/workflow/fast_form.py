@@ -23,7 +23,7 @@ from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
 from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.precision import policy
-from quantkit.quantization.precision.cost import CostModel, is_estimated, measure_costs, predict_costs
+from quantkit.quantization.precision.cost import CostModel, KernelTime, is_estimated, measure_costs, predict_costs
 from quantkit.quantization.precision.decision import COST, FLOAT, Decision, as_decisions
 from quantkit.quantization.precision.search import TimeCut
 from quantkit.quantization.report.census import infer_sample_shapes
@@ -37,17 +37,19 @@ from quantkit.runtimes import find_runtime
 def exclude_costly_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion without the kernels whose int8 form takes more time than it saves by the table of costs.
 
-    The loss is not measured: these kernels get the precision of the float model. If no int8 layer saves time, the
-    conversion is unchanged: a file without one would only be a copy of the float model. The same holds if the MACs of a
-    layer are unknown, or the times of a runtime of the target are estimates.
+    The loss is not measured: these kernels get the precision of the float model. Layers whose MACs are unknown stay in
+    int8. If no int8 layer saves time, the conversion is unchanged: a file without one would only be a copy of the float
+    model. The same holds if the times of a runtime of the target are estimates.
     """
     graph, plan = conversion.graph, conversion.plan
     if not plan.patterns or is_estimated(conversion.target.runtimes):
         return conversion
     shapes = infer_sample_shapes(graph, {name: array.shape for name, array in trials.samples.feeds[0].items()})
-    if any(count_macs_of_run(graph, graph[pattern.layer], shapes) is None for pattern in plan.patterns):
-        return conversion
-    cut = TimeCut(graph, plan, predict_costs(graph, plan, shapes, conversion.runtimes))
+    costs = predict_costs(graph, plan, shapes, conversion.runtimes)
+    layers = [pattern.layer for pattern in plan.patterns]
+    unknown = [layer for layer in layers if count_macs_of_run(graph, graph[layer], shapes) is None]
+    int8 = dict.fromkeys(unknown, KernelTime(0.0, inf))
+    cut = TimeCut(graph, plan, replace(costs, kernels={**costs.kernels, **int8}))
     choice = cut.choose()
     if cut.seconds(frozenset()) - cut.seconds(choice) < policy.MIN_PREDICTED_SAVED * cut.seconds(frozenset()):
         return conversion
