@@ -38,8 +38,8 @@ def exclude_costly_kernels(conversion: Conversion, trials: Trials, options: Opti
     """Return the conversion without the kernels whose int8 form takes more time than it saves by the table of costs.
 
     The loss is not measured: these kernels get the precision of the float model. Layers whose MACs are unknown stay in
-    int8. If no int8 layer saves time, the conversion is unchanged: a file without one would only be a copy of the float
-    model. The same holds if the times of a runtime of the target are estimates.
+    int8. If no layer of known size saves time, the conversion is unchanged: a file without an int8 layer would be a
+    mere copy of the float model. The same holds if the times of a runtime of the target are estimates.
     """
     graph, plan = conversion.graph, conversion.plan
     if not plan.patterns or is_estimated(conversion.target.runtimes):
@@ -55,13 +55,14 @@ def exclude_costly_kernels(conversion: Conversion, trials: Trials, options: Opti
         return conversion
     reason = "int8 saves less time than its quantize/dequantize boundaries take, by the table of costs"
     alternative = conversion.decide(as_decisions(dict.fromkeys(sorted(choice), reason), COST)).with_kernels()
-    if not alternative.plan.patterns:
+    if any(pattern.layer not in unknown for pattern in alternative.plan.patterns):
+        return alternative
+    if not unknown:
         options.on_message(
             "keep the float model, unless size matters more than time: by the table of costs, no int8 layer saves the "
             "time of its quantize/dequantize boundaries"
         )
-        return conversion
-    return alternative
+    return conversion
 
 
 def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
