@@ -40,6 +40,11 @@ def exclude_costly_kernels(conversion: Conversion, trials: Trials, options: Opti
     The loss is not measured: these kernels get the precision of the float model. Layers whose MACs are unknown stay in
     int8. If no layer of known size saves time, the conversion is unchanged: a file without an int8 layer would be a
     mere copy of the float model. The same holds if the times of a runtime of the target are estimates.
+
+    Args:
+        conversion: conversion with all kernels in int8.
+        trials: trials on the calibration samples, whose first one has the sizes.
+        options: options of the quantization; they receive the message that the float model is to be kept.
     """
     graph, plan = conversion.graph, conversion.plan
     if not plan.patterns or is_estimated(conversion.target.runtimes):
