@@ -1,9 +1,10 @@
 """Signatures of TensorFlow ops, without TensorFlow.
 
-``assets/generate_op_table.py`` generates the table `tensorflow_ops.json` from TensorFlow's registry.
+``assets/generate_op_table.py`` generates the table `tensorflow_ops.json.gz` from TensorFlow's registry.
 An entry is parsed into an `OpDef` at its first use.
 """
 
+import gzip
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -83,7 +84,8 @@ class OpDef:
 
 @cache
 def _table() -> dict[str, Any]:
-    return json.loads(Path(__file__).with_name("tensorflow_ops.json").read_text())  # type: ignore[no-any-return]
+    packed = Path(__file__).with_name("tensorflow_ops.json.gz").read_bytes()
+    return json.loads(gzip.decompress(packed))  # type: ignore[no-any-return]
 
 
 @cache
