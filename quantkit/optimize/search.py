@@ -41,8 +41,8 @@ from quantkit.progress import OnProgress, Progress
 from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow import QuantizationResult, quantize
 from quantkit.quantization.workflow.description import replace_plan
-from quantkit.quantization.workflow.fast_form import find_fast_forms
 from quantkit.quantization.workflow.float_reference import FloatReference
+from quantkit.quantization.workflow.slow_kernels import find_fast_forms
 from quantkit.runtimes import find_runtime, open_session
 
 # Number of candidates whose drop is measured on the same samples.

@@ -130,7 +130,7 @@ def refuse_profile(*arguments: object) -> None:
 
 @pytest.mark.engine
 def test_speed_ups_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantkit.quantization.workflow.fast_form.AlternatingProfiles", refuse_profile)
+    monkeypatch.setattr("quantkit.quantization.workflow.slow_kernels.AlternatingProfiles", refuse_profile)
     texts, latencies = [], []
     for runs in (1, 0, None):
         path = tmp_path / f"{runs}.onnx"
@@ -153,7 +153,7 @@ def test_speed_ups_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch:
 
 @pytest.mark.engine
 def test_ratios_are_stated_with_a_number_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantkit.quantization.workflow.fast_form.AlternatingProfiles", refuse_profile)
+    monkeypatch.setattr("quantkit.quantization.workflow.slow_kernels.AlternatingProfiles", refuse_profile)
     monkeypatch.setattr("quantkit.quantization.workflow.verb.measure_latency", lambda *_: Latency(skipped="test"))
     stated = []
     for runs in (0, 3, None):

@@ -11,8 +11,8 @@ from quantkit.quantization.targets.advice import warn_of_ranges
 from quantkit.quantization.targets.capabilities import NeedsPackage
 from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.costly_kernels import exclude_costly_kernels
 from quantkit.quantization.workflow.custom_ops import cut_custom_ops, find_custom_ops
-from quantkit.quantization.workflow.fast_form import exclude_costly_kernels
 from quantkit.quantization.workflow.lossy_layers import (
     exclude_drifting_layers,
     exclude_last_layers,

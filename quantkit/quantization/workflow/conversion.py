@@ -1,6 +1,6 @@
 """The quantized graph of a float graph, a plan and ranges, and its file."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from quantkit.formats.metadata import with_metadata
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
-from quantkit.quantization.precision.decision import ACCURACY, FLOAT, KERNEL, Decision, as_decisions
+from quantkit.quantization.precision.decision import ACCURACY, COST, FLOAT, KERNEL, Decision, as_decisions
 from quantkit.quantization.targets import Target, find_target
 from quantkit.quantization.targets.capabilities import KernelChecks
 from quantkit.quantization.targets.tensorrt.float16 import narrow_floats
@@ -28,6 +28,7 @@ from quantkit.runtimes.session import SessionOptions
 from quantkit.transforms.precision.convert_precision import narrow_ops, restore_half
 
 FALLBACK_REASON = "quantizing this layer exceeds --max-drop"
+CUT_REASON = "int8 saves less time than its quantize/dequantize boundaries take, by the table of costs"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Conversion:
         float_parts: type of the ops that are not quantized: that of ``source``, ``float32`` or ``float16``.
         whole: float graph with custom ops after ``graph``; None without custom ops.
         trace: record of the recipe that prepared ``graph``; None without one.
+        uncut: plan without the float layers of the table of costs; None without such layers.
     """
 
     graph: Graph
@@ -57,6 +59,7 @@ class Conversion:
     float_parts: str = FLOAT32
     whole: Graph | None = None
     trace: Trace | None = None
+    uncut: Plan | None = None
 
     @property
     def target(self) -> Target:
@@ -98,6 +101,24 @@ class Conversion:
         graph = self._restore(decisions)
         plan = annotate(graph, self.plan.scheme, float_nodes={**present, **decisions})
         return replace(self, graph=graph, plan=plan)
+
+    def cut(self, kernels: Collection[str]) -> "Conversion":
+        """Return the conversion with float kernels by the table of costs; see `without_cut`."""
+        decisions = as_decisions(dict.fromkeys(sorted(kernels), CUT_REASON), COST)
+        return replace(self.decide(decisions).with_kernels(), uncut=self.plan)
+
+    def without_cut(self) -> "Conversion":
+        """Return the conversion without the float kernels of `cut`, and with all decisions after it."""
+        if self.uncut is None:
+            return self
+        before = replace(self, plan=self.uncut, uncut=None)
+        kernels = [name for name, reason in self.plan.float_fallbacks.items() if reason == CUT_REASON]
+        # The float neighbors of these kernels, too, have decisions.
+        earlier = before.cut(kernels).plan.float_decisions
+        decisions = {**self.plan.float_decisions, **self.plan.refined}
+        later = {name: each for name, each in decisions.items() if name not in earlier}
+        whole = replace(before, plan=replace(self.uncut, scheme=self.plan.scheme))
+        return whole.decide(later).with_kernels()
 
     def with_kernels(self) -> "Conversion":
         """Return the conversion whose plan keeps layers in float that have no int8 kernel for these ranges."""

@@ -29,7 +29,6 @@ from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.decisions import describe_decisions
 from quantkit.quantization.workflow.description import describe_model, make_receipt
 from quantkit.quantization.workflow.doubts import find_doubts
-from quantkit.quantization.workflow.fast_form import exclude_slow_kernels
 from quantkit.quantization.workflow.fine_tuning import fine_tune
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.host import count_cores
@@ -39,6 +38,7 @@ from quantkit.quantization.workflow.options import Options, check_options
 from quantkit.quantization.workflow.planning import choose_scheme, save_plan
 from quantkit.quantization.workflow.preparation import load_float_model
 from quantkit.quantization.workflow.result import QuantizationResult
+from quantkit.quantization.workflow.slow_kernels import exclude_slow_kernels
 from quantkit.quantization.workflow.trained_model import TrainedModel, convert_trained_model
 from quantkit.quantization.workflow.trials import Trials
 

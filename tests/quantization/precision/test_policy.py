@@ -17,7 +17,13 @@ SIZES = {
 # Modules that decide about precision.
 DECIDING = (
     *("fallback", "lost_channels", "scale_migration", "states", "workflow/lossy_layers", "workflow/observer_choice"),
-    *("workflow/trials", "workflow/fast_form", "workflow/error_signals", "workflow/zero_point_choice"),
+    *(
+        "workflow/trials",
+        "workflow/costly_kernels",
+        "workflow/slow_kernels",
+        "workflow/error_signals",
+        "workflow/zero_point_choice",
+    ),
 )
 
 

@@ -12,9 +12,9 @@ from quantkit.benchmark.profiling import AlternatingProfiles, ModelProfile, Prof
 from quantkit.benchmark.sampling.candidate import Candidate
 from quantkit.errors import UnavailableError
 from quantkit.quantization.precision import policy
-from quantkit.quantization.precision.decision import COST
+from quantkit.quantization.precision.decision import COST, ERROR, as_decisions
 from quantkit.quantization.report import Latency
-from quantkit.quantization.workflow import verb
+from quantkit.quantization.workflow import calibrated_model, verb
 from quantkit.runtimes.session import RuntimeVersion
 
 pytestmark = pytest.mark.engine
@@ -27,8 +27,8 @@ class Machine:
 
     Attributes:
         slow: layers whose int8 form takes 3 ms.
-        speedup: speed-up that is measured for a form with float layers.
-        pairs: pairs of models that were profiled.
+        speedup: speed-up that is measured for another form.
+        pairs: pairs of models that were profiled or compared.
     """
 
     def __init__(self, slow: Sequence[str], speedup: float) -> None:
@@ -76,6 +76,7 @@ def use(monkeypatch: pytest.MonkeyPatch, slow: Sequence[str], speedup: float) ->
     monkeypatch.setattr(AlternatingProfiles, "start", lambda *arguments: None)
     monkeypatch.setattr(AlternatingProfiles, "compare", lambda *arguments: machine.compare(*arguments))
     monkeypatch.setattr(AlternatingProfiles, "measure", lambda *arguments: machine.profile(*arguments))
+    monkeypatch.setattr(AlternatingProfiles, "time", lambda _, candidates, *__: [((10e-3,),)] * len(candidates))
     # Only times decide here: the losses are those of a few random images.
     monkeypatch.setattr(policy, "MAX_FASTER_LOSS", 100.0)
     return machine
@@ -124,11 +125,57 @@ def test_no_time_is_measured_without_runs_or_with_decisions_of_the_caller(monkey
     assert not machine.pairs
 
 
-def test_a_runtime_without_times_of_ops_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_by_the_table(monkeypatch: pytest.MonkeyPatch, names: Sequence[str]) -> None:
+    """Replace all choices by float layers of the table of costs."""
+    monkeypatch.setattr(calibrated_model, "CHOICES", (lambda conversion, *_: conversion.cut(names),))
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_layers_that_the_table_keeps_in_float_return_to_int8(
+    monkeypatch: pytest.MonkeyPatch, *, is_traced: bool
+) -> None:
+    names = layers()
+    machine = use(monkeypatch, [], 1.2)
+    if not is_traced:
+        fail_profiles(monkeypatch)
+    cut_by_the_table(monkeypatch, names[2:4])
+    messages: list[str] = []
+    result = quantize(on_message=messages.append)
+    assert {*names[2:4]} <= {pattern.layer for pattern in result.plan.patterns}
+    assert any(
+        "2 layers are int8" in message and names[2] in message and "1.20 times" in message for message in messages
+    )
+    assert machine.pairs[-1][0].path != machine.pairs[-1][1].path
+
+
+@pytest.mark.parametrize(("slow", "speedup"), [(True, 1.2), (False, 1.01)])
+def test_the_choice_of_the_table_stays_unless_int8_is_faster(
+    monkeypatch: pytest.MonkeyPatch, *, slow: bool, speedup: float
+) -> None:
+    names = layers()
+    use(monkeypatch, names[2:4] if slow else [], speedup)
+    cut_by_the_table(monkeypatch, names[2:4])
+    plan = quantize().plan
+    assert [pattern.layer for pattern in plan.patterns] == [*names[:2], *names[4:]]
+
+
+def test_a_layer_that_a_trial_keeps_in_float_stays_float_without_the_cut() -> None:
+    names = layers()
+    conversion = quantize(runs=0).conversion
+    noisy = as_decisions({names[5]: "noisy"}, ERROR)
+    assert conversion.cut(names[2:4]).decide(noisy).without_cut().plan == conversion.decide(noisy).plan
+    assert conversion.without_cut() is conversion
+
+
+def fail_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def profile(*arguments: object) -> list[tuple[ModelProfile, ...]]:
         raise UnavailableError("no times", hint="")
 
     monkeypatch.setattr(AlternatingProfiles, "measure", profile)
+
+
+def test_a_runtime_without_times_of_ops_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_profiles(monkeypatch)
     messages: list[str] = []
     result = quantize(on_message=messages.append)
     assert result.plan.patterns

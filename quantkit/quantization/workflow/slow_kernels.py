@@ -1,12 +1,11 @@
-"""Float layers whose int8 form takes more time than it saves: by the table of costs, then by profiles of this machine.
+"""Float layers whose int8 form takes more time than it saves on this machine, by alternating profiles.
 
-    table of costs        ->  times of the kernels and boundaries  ->  minimum cut
-    alternating profiles  ->  times of the kernels and boundaries  ->  minimum cut  ->  profiles of the cut
+    alternating profiles  ->  times of the kernels and boundaries  ->  minimum cut  ->  calls of the cut's file
 
-By the table, int8 saves time in proportion to the MACs, and a boundary takes time: small layers between float ops stay
-float. The files are the same on every machine. One profile shows whether float layers can save time at all: further
-ones are made only then. A predicted choice of float layers counts only if its file is measured to be faster. Each file
-has one process in each runtime for all rounds. The form for several runtimes minimizes over all of them.
+The kernels that only the table of costs keeps in float (`costly_kernels.py`) are in int8 in the profiled model: the cut
+may return them to int8. One profile shows whether another choice can save time at all: further ones are made only then.
+A predicted choice counts only if its file is measured to be faster. Each file has one process in each runtime for all
+rounds. The form for several runtimes minimizes over all of them.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,10 +20,9 @@ from quantkit.errors import QuantkitError, UnavailableError
 from quantkit.facts import join_names
 from quantkit.formats.temporary import temporary_folder
 from quantkit.progress import Progress
-from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.precision import policy
-from quantkit.quantization.precision.cost import CostModel, KernelTime, is_estimated, measure_costs, predict_costs
-from quantkit.quantization.precision.decision import COST, FLOAT, Decision, as_decisions
+from quantkit.quantization.precision.cost import CostModel, measure_costs, predict_costs
+from quantkit.quantization.precision.decision import COST, FLOAT, Decision
 from quantkit.quantization.precision.search import TimeCut
 from quantkit.quantization.report.census import infer_sample_shapes
 from quantkit.quantization.workflow.conversion import Conversion
@@ -34,48 +32,12 @@ from quantkit.quantization.workflow.trials import Trials
 from quantkit.runtimes import find_runtime
 
 
-def exclude_costly_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without the kernels whose int8 form takes more time than it saves by the table of costs.
-
-    The loss is not measured: these kernels get the precision of the float model. Layers whose MACs are unknown stay in
-    int8. If no layer of known size saves time, the conversion is unchanged: a file without an int8 layer would be a
-    mere copy of the float model. The same holds if the times of a runtime of the target are estimates.
-
-    Args:
-        conversion: conversion with all kernels in int8.
-        trials: trials on the calibration samples, whose first one has the sizes.
-        options: options of the quantization; they receive the message that the float model is to be kept.
-    """
-    graph, plan = conversion.graph, conversion.plan
-    if not plan.patterns or is_estimated(conversion.target.runtimes):
-        return conversion
-    shapes = infer_sample_shapes(graph, {name: array.shape for name, array in trials.samples.feeds[0].items()})
-    costs = predict_costs(graph, plan, shapes, conversion.runtimes)
-    layers = [pattern.layer for pattern in plan.patterns]
-    unknown = [layer for layer in layers if count_macs_of_run(graph, graph[layer], shapes) is None]
-    int8 = dict.fromkeys(unknown, KernelTime(0.0, inf))
-    cut = TimeCut(graph, plan, replace(costs, kernels={**costs.kernels, **int8}))
-    choice = cut.choose()
-    if cut.seconds(frozenset()) - cut.seconds(choice) < policy.MIN_PREDICTED_SAVED * cut.seconds(frozenset()):
-        return conversion
-    reason = "int8 saves less time than its quantize/dequantize boundaries take, by the table of costs"
-    alternative = conversion.decide(as_decisions(dict.fromkeys(sorted(choice), reason), COST)).with_kernels()
-    if any(pattern.layer not in unknown for pattern in alternative.plan.patterns):
-        return alternative
-    if not unknown:
-        options.on_message(
-            "keep the float model, unless size matters more than time: by the table of costs, no int8 layer saves the "
-            "time of its quantize/dequantize boundaries"
-        )
-    return conversion
-
-
 def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
     """Return the conversion without the kernels that float computes faster, if that makes the model faster here.
 
     Args:
         conversion: conversion with all other decisions.
-        trials: trials on the calibration samples: the loss must not grow.
+        trials: trials on the calibration samples: the loss must not grow, or be small.
         options: options of the quantization; no time is measured if ``runs`` is 0.
     """
     if options.runs == 0 or not trials.is_possible or not conversion.plan.patterns:
@@ -96,7 +58,7 @@ def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Option
 def find_fast_forms(
     conversion: Conversion, samples: Mapping[str, tuple[int, ...]], runtime: str, seconds: float
 ) -> list[Conversion]:
-    """Return the conversion with float layers, as profiles predict that they make it faster in a runtime.
+    """Return the conversion with other float layers, as profiles predict that they make it faster in a runtime.
 
     Args:
         conversion: conversion with all other decisions.
@@ -105,8 +67,8 @@ def find_fast_forms(
         seconds: time limit of the profiles.
 
     Raises:
-        UnavailableError: the runtime does not run a model, or does not measure the time of ops, or the time limit is
-            exceeded.
+        UnavailableError: the runtime does not run a model, or the time limit is exceeded. The runtime does not measure
+            the time of ops, and the table of costs keeps no kernel in float.
     """
     with temporary_folder() as folder, _FastForm(conversion, folder, samples, (runtime,), seconds) as form:
         form.profile()
@@ -118,11 +80,13 @@ class _FastForm:
 
     Attributes:
         conversion: conversion with all kernels in int8.
+        present: the same with the float kernels of the table of costs.
+        choice: these kernels.
         folder: for the files of the models.
         table: predicted times of the kernels and boundaries.
         costs: measured times of the kernels and boundaries, the mean over the runtimes; those of the table at first.
+        is_traced: False if a runtime does not measure the time of ops.
         latency: mean latency of the conversion in the runtimes, in seconds.
-        num_files: number of alternatives with a file.
     """
 
     def __init__(
@@ -136,7 +100,7 @@ class _FastForm:
         """Write the conversion.
 
         Args:
-            conversion: conversion with all kernels in int8.
+            conversion: conversion with all other decisions.
             folder: for the files of the models.
             samples: shape of each input in a sample.
             runtimes: runtimes to profile, some of those of the conversion.
@@ -145,27 +109,37 @@ class _FastForm:
         Raises:
             UnavailableError: the runtimes are not installed.
         """
-        self.conversion, self.folder = conversion, folder
-        file = self._write(conversion, "int8")
-        floats, quantized = find_candidates(conversion, file, folder, samples)
+        self.present, self.conversion, self.folder = conversion, conversion.without_cut(), folder
+        self._files: list[tuple[Conversion, Path]] = []
+        floats, quantized = find_candidates(self.conversion, self._find_file(self.conversion), folder, samples)
         self.quantized = {each.settings.runtime: each for each in quantized}
         self.floats = [each for each in floats if each.settings.runtime in self.quantized.keys() & set(runtimes)]
         if not self.floats:
             raise UnavailableError("no runtime opens the float and the int8 model", hint="quantkit doctor lists them")
         shapes = infer_sample_shapes(conversion.graph, samples)
-        self.table = predict_costs(conversion.graph, conversion.plan, shapes, runtimes)
-        self.costs, self.latency = self.table, 0.0
-        self.num_files = 0
+        self.table = predict_costs(conversion.graph, self.conversion.plan, shapes, runtimes)
+        int8 = {*(pattern.layer for pattern in conversion.plan.patterns), *conversion.plan.pass_through}
+        self.choice = frozenset(self.table.kernels.keys() - int8)
+        self.costs, self.is_traced, self.latency = self.table, True, 0.0
         self._profiles = AlternatingProfiles(self.floats[0], seconds)
         self._rounds: list[tuple[list[ModelProfile], list[ModelProfile]]] = [([], []) for _ in self.floats]
 
     def profile(self) -> None:
-        """Measure the costs and the latency by one profile, and by further ones if float layers may save time.
+        """Measure the costs and the latency by one profile, and by further ones if another choice may save time.
 
         Raises:
-            UnavailableError: a runtime does not run a model, or does not measure the time of ops.
+            UnavailableError: a runtime does not run a model. It does not measure the time of ops, and the table of
+                costs keeps no kernel in float.
         """
-        self._profile(1)
+        try:
+            self._profile(1)
+        except UnavailableError:
+            if not self.choice:
+                raise
+            self.is_traced = False
+            calls = self._profiles.time(list(self.quantized.values()), 1, policy.MIN_CALLS)
+            self.latency = fmean(median(each) for (each,) in calls)
+            return
         if any(True for _ in self.find_alternatives()):
             self._profile(policy.PROFILE_ROUNDS - 1)
 
@@ -190,36 +164,51 @@ class _FastForm:
         self.costs, self.latency = CostModel.mean(models), fmean(latencies)
 
     def find_alternatives(self) -> Iterator[tuple[frozenset[str], Conversion]]:
-        """Yield the choices of float kernels that save enough time by the costs, with their conversions."""
+        """Yield the choices of float kernels that save enough time by the costs, with their conversions.
+
+        Without measured costs, all kernels are in int8.
+        """
+        if not self.is_traced:
+            yield frozenset(), self.conversion
+            return
         choices = set[frozenset[str]]()
         for factor in policy.BOUNDARY_FACTORS:
             boundaries = {edge: factor * seconds for edge, seconds in self.costs.boundaries.items()}
             cut = TimeCut(self.conversion.graph, self.conversion.plan, replace(self.costs, boundaries=boundaries))
             choice = cut.choose()
-            saved = cut.seconds(frozenset()) - cut.seconds(choice)
+            saved = cut.seconds(self.choice) - cut.seconds(choice)
             if choice in choices or saved < policy.MIN_SAVED * self.latency:
                 continue
             choices.add(choice)
-            alternative = self._exclude(choice)
+            alternative = self._exclude(choice) if choice else self.conversion
             if alternative.plan.patterns:
                 yield choice, alternative
 
     def choose(self, trials: Trials, options: Options) -> Conversion:
-        """Return the conversion, or the first alternative that is measured to be faster."""
+        """Return the present conversion, or the first alternative that is measured to be faster."""
         for choice, alternative in self.find_alternatives():
-            if not trials.is_better(alternative, self.conversion, policy.MAX_FASTER_LOSS):
+            is_better = trials.is_better(alternative, self.present, policy.MAX_FASTER_LOSS)
+            if not is_better and (choice >= self.choice or not trials.is_good(alternative)):
                 continue
             ratios = self._compare(alternative)
             speedups = [median(each) for each in ratios]
             is_faster = geometric_mean(speedups) >= 1 / (1 - policy.MIN_SAVED) and geometric_mean(map(min, ratios)) > 1
             if is_faster and min(speedups) >= 1 - policy.MIN_SAVED:
-                layers = sorted(choice & self.conversion.plan.pattern_of.keys())
-                options.on_message(
-                    f"{len(layers)} layers stay float, for example {layers[0]}: their int8 form costs more time than "
-                    f"it saves on this machine (the model is {max(speedups):.2f} times as fast)"
-                )
+                self._report(choice, max(speedups), options)
                 return alternative
-        return self.conversion
+        return self.present
+
+    def _report(self, choice: frozenset[str], speedup: float, options: Options) -> None:
+        """Report the layers that change their precision."""
+        for names, text in (
+            (choice - self.choice, "stay float, for example {}: their int8 form costs more time than it saves"),
+            (self.choice - choice, "are int8, for example {}, unlike by the table of costs: float saves no time"),
+        ):
+            if layers := sorted(names & self.conversion.plan.pattern_of.keys()):
+                options.on_message(
+                    f"{len(layers)} layers {text.format(layers[0])} on this machine (the model is {speedup:.2f} times "
+                    "as fast)"
+                )
 
     def _exclude(self, choice: frozenset[str]) -> Conversion:
         """Return the conversion with these kernels in float."""
@@ -233,12 +222,11 @@ class _FastForm:
         ).with_kernels()
 
     def _compare(self, alternative: Conversion) -> list[list[float]]:
-        """Return the speed-ups of an alternative over the conversion in each runtime, one for each round."""
-        self.num_files += 1
-        path = self._write(alternative, f"alternative_{self.num_files}")
-        presents = [self.quantized[each.settings.runtime] for each in self.floats]
-        pairs = [(present, replace(present, path=path)) for present in presents]
-        self._profiles.start([other for _, other in pairs])
+        """Return the speed-ups of an alternative over the present conversion in each runtime, one for each round."""
+        paths = [self._find_file(each) for each in (self.present, alternative)]
+        models = [self.quantized[each.settings.runtime] for each in self.floats]
+        pairs = [(replace(model, path=paths[0]), replace(model, path=paths[1])) for model in models]
+        self._profiles.start([each for pair in pairs for each in pair])
         calls = int(min(max(policy.PROFILE_SECONDS / self.latency, policy.MIN_CALLS), policy.MAX_CALLS))
         return [self._profiles.compare(pair, policy.PROFILE_ROUNDS, calls) for pair in pairs]
 
@@ -248,7 +236,12 @@ class _FastForm:
     def __exit__(self, *error: object) -> None:
         self._profiles.__exit__(*error)
 
-    def _write(self, conversion: Conversion, name: str) -> Path:
-        path = self.folder / f"{name}{conversion.target.suffixes[0]}"
+    def _find_file(self, conversion: Conversion) -> Path:
+        """Return the file of a conversion, which is written once."""
+        for present, path in self._files:
+            if present is conversion:
+                return path
+        path = self.folder / f"{len(self._files)}{conversion.target.suffixes[0]}"
         conversion.write(path)
+        self._files.append((conversion, path))
         return path
