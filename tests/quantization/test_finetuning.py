@@ -56,6 +56,9 @@ RANDOM = np.random.default_rng(0)
 IMAGES = (RANDOM.normal(RANDOM.normal(0, 1, (100, 1, 1, 3)), 1, (100, 6, 6, 3))).astype(np.float32)
 # All channels of a layer share one scale of 7 bits.
 COARSE = {"target": "onnx", "weights": "qint8 symmetric reduce_range"}
+# The ranges of an observer of the caller stay. Their choice by cross-validation, which takes a third of the time of a
+# fine-tuning of `network`, has tests of its own.
+OPTIONS: dict[str, Any] = {"runs": 0, "scheme": COARSE, "observer": "mean_squared_error"}
 
 # Weights of each layer of `network`.
 # Weights by the name of the layer in the ONNX graph.
@@ -230,7 +233,9 @@ def test_the_layerwise_fit_has_float_outputs_of_classic_sums() -> None:
         expected = np.concatenate([session.run({"x": image[None]})["y"] for image in IMAGES])
     (outputs,) = simulator.float_outputs([IMAGES])
     np.testing.assert_allclose(outputs, expected, atol=1e-4)
-    tuning = qk.quantize(graph, IMAGES, runs=0, target="eightbit", finetune="layerwise").report.fine_tuning
+    tuning = qk.quantize(
+        graph, IMAGES, runs=0, observer=OPTIONS["observer"], target="eightbit", finetune="layerwise"
+    ).report.fine_tuning
     assert tuning is not None
     assert tuning.steps == 2, tuning.reason
 
@@ -434,7 +439,7 @@ def test_available_memory_is_the_smallest_limit(tmp_path: Path) -> None:
 
 def test_a_training_that_does_not_fit_into_memory_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fine_tuning, "available_memory", lambda: 5e6)
-    result = qk.quantize(network(), IMAGES[:20], runs=0, scheme=COARSE, finetune=2)
+    result = qk.quantize(network(), IMAGES[:20], **OPTIONS, finetune=2)
     assert re.search(r"fine-tuning needs \d+ MB of memory, and 5 MB are available; the calibrated model", str(result))
     assert fine_tuning._fit_memory(1000, 4_000_000, 32) == 32
     assert fine_tuning._fit_memory(300_000, 4_000_000, 32) == 3
@@ -475,7 +480,7 @@ def test_a_model_with_equal_metrics_is_not_kept(monkeypatch: pytest.MonkeyPatch)
     equal = [Loss(0, 0.01)] * 23
     losses = iter(([Loss(0, 0.01), Loss(1, 0.02), *equal], [Loss(1, 0.01), Loss(0, 0.01), *equal]))
     monkeypatch.setattr(fine_tuning, "_measure_losses", lambda *arguments: next(losses))
-    result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune="layerwise")
+    result = qk.quantize(network(), IMAGES, **OPTIONS, finetune="layerwise")
     assert result.report.fine_tuning is not None
     assert not result.report.fine_tuning.is_fine_tuned
     weights = result.conversion.graph["w1/oihw"].value.array
@@ -494,7 +499,7 @@ def test_other_samples_than_those_of_the_training_judge_it(limit: int, sizes: tu
 
 
 def test_samples_of_the_training_do_not_judge_it() -> None:
-    result = qk.quantize(network(), lambda: iter(IMAGES[:8]), limit=8, runs=0, scheme=COARSE, finetune="layerwise")
+    result = qk.quantize(network(), lambda: iter(IMAGES[:8]), **OPTIONS, limit=8, finetune="layerwise")
     assert result.report.fine_tuning is not None
     assert result.report.fine_tuning.is_fine_tuned
     assert result.report.fine_tuning.gain is None
@@ -540,7 +545,7 @@ def test_the_layerwise_fit_has_layers_of_sequences() -> None:
     )
     model = decode(helper.make_model(graph).SerializeToString())
     sequences = random.normal(0, 1, (80, 10, 8)).astype(np.float32)
-    result = qk.quantize(model, sequences, runs=0, scheme=COARSE, finetune="layerwise")
+    result = qk.quantize(model, sequences, **OPTIONS, finetune="layerwise")
     tuning = result.report.fine_tuning
     assert tuning is not None
     assert tuning.steps == 2
@@ -551,7 +556,7 @@ def test_integer_outputs_have_no_part_in_the_loss() -> None:
     axis = constant("axis", np.int32(1))
     classes = Node("classes", "ArgMax", ("y", "axis"), attrs={**FLOAT, "Tidx": DType.INT32, "output_type": DType.INT64})
     graph = Graph.of([*network().nodes.values(), axis, classes], ["x"], ["y", "classes"])
-    result = qk.quantize(graph, IMAGES, runs=0, scheme=COARSE, finetune=2)
+    result = qk.quantize(graph, IMAGES, **OPTIONS, finetune=2)
     assert result.report.fine_tuning is not None
     assert result.report.fine_tuning.steps == 2
 
@@ -592,9 +597,7 @@ def test_augmented_samples_are_compared_within_the_budget(monkeypatch: pytest.Mo
     monkeypatch.setattr(fine_tuning, "LEAST_SHORT_STEPS", 1)
     monkeypatch.setattr(fine_tuning, "AUGMENTED", (8, 8))
     steps = []
-    result = qk.quantize(
-        network(), IMAGES, runs=0, scheme=COARSE, finetune=8, on_progress=lambda progress: steps.append(progress)
-    )
+    result = qk.quantize(network(), IMAGES, **OPTIONS, finetune=8, on_progress=lambda progress: steps.append(progress))
     assert [progress.done for progress in steps if progress.stage == "augmenting the samples"] == [*range(1, 9)]
     totals = [progress.total for progress in steps if progress.stage == "fine-tuning" and "loss" in progress.step]
     assert totals == [1, 1, *[6] * 6]
@@ -618,7 +621,7 @@ def test_float_fallbacks_get_their_weights_back() -> None:
 
 
 def test_max_drop_follows_fine_tuning() -> None:
-    result = qk.quantize(network(), IMAGES, runs=0, limit=30, scheme=COARSE, finetune="layerwise", max_drop=0.02)
+    result = qk.quantize(network(), IMAGES, **OPTIONS, limit=30, finetune="layerwise", max_drop=0.02)
     assert result.report.fallback is not None
     assert result.report.fine_tuning is not None
     assert result.report.fallback.is_reached
@@ -632,8 +635,8 @@ def test_an_op_without_gradient_keeps_the_layers_before_it() -> None:
     graph = graph.with_nodes(
         [*(depthwise if node.name == "depthwise" else node for node in graph.nodes.values()), size, resized]
     )
-    scheme = {**COARSE, "target": "tensorflow"}
-    result = qk.quantize(graph, IMAGES, runs=0, runtime="tensorflow", scheme=scheme, finetune=2)
+    options = {**OPTIONS, "scheme": {**COARSE, "target": "tensorflow"}}
+    result = qk.quantize(graph, IMAGES, **options, runtime="tensorflow", finetune=2)
     tuning = result.report.fine_tuning
     assert tuning is not None
     assert tuning.steps == 2
@@ -650,9 +653,7 @@ def test_an_interrupted_quantization_resumes(tmp_path: Path) -> None:
 
     def run(**options: Any) -> qk.QuantizationResult:
         path = tmp_path / "model.onnx"
-        return qk.quantize(
-            network(), IMAGES, runs=0, scheme=COARSE, finetune=4, output=path, on_message=messages.append, **options
-        )
+        return qk.quantize(network(), IMAGES, **OPTIONS, finetune=4, output=path, on_message=messages.append, **options)
 
     with pytest.raises(KeyboardInterrupt):
         run(on_progress=interrupt)
