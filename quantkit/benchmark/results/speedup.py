@@ -27,6 +27,7 @@ of the latencies relative to the workload, and that of the latencies themselves.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from itertools import chain
 from math import ceil, exp, log
 from statistics import fmean, median
@@ -304,6 +305,8 @@ def _median(blocks: Blocks) -> float:
     return median(seconds for block in blocks for seconds in block)
 
 
+# A measurement compares its models after each process, and those before it are still the same.
+@lru_cache(maxsize=256)
 def _quantile(blocks: Blocks) -> float:
     return float(np.quantile([seconds for block in blocks for seconds in block], UNDISTURBED))
 
