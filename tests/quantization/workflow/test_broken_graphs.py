@@ -133,11 +133,12 @@ def test_host_check_reports_calibration_warnings(
     """The target tensorflow is checked before the file is written: a broken graph is not written."""
     source, output = tmp_path / "float.pb", tmp_path / "q.pb"
     save(edit_layers(digits, {FIRST: enlarge_channel, f"{FIRST}+": enlarge_channel, SECOND: reduce_channel}), source)
-    code, _, log = run(quantize(source, output), capsys)
-    if code:
-        assert f"{FIRST}: channel 2 reaches" in log
-        assert "--max-drop" in log
-        assert not output.exists()
+    # The default scheme would keep the layer in float.
+    code, _, log = run(quantize(source, output, f"--scheme={write_scheme(tmp_path, 'tensorflow')}"), capsys)
+    assert code == 1
+    assert f"{FIRST}: channel 2 reaches" in log
+    assert "--max-drop" in log
+    assert not output.exists()
     code, report, log = run(quantize(source, output, "--max-drop", "0.01"), capsys)
     assert code == 0, log
     assert report["fallback"]["is_reached"]
