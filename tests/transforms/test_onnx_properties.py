@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import numpy as np
-from hypothesis import assume, given, note, settings
+from hypothesis import assume, given, note
 from network_graphs import damaged_graphs, network_graphs
 
 from quantkit.convert.tensorflow_to_onnx import convert
@@ -15,8 +15,6 @@ from quantkit.ir.text import to_text
 from quantkit.recipes import rewrite
 from quantkit.runtimes import find_runtime
 from quantkit.runtimes.random_inputs import random_arrays
-
-EXAMPLES = settings.default.max_examples if settings.default else 100
 
 
 def as_onnx(graph: Graph) -> Graph:
@@ -31,7 +29,6 @@ def num_computed(graph: Graph) -> int:
     return sum(not node.is_constant for node in graph.nodes.values())
 
 
-@settings(max_examples=EXAMPLES // 2)
 @given(graph=network_graphs())
 def test_outputs_stay_and_a_second_run_changes_nothing(graph: Graph) -> None:
     before = as_onnx(graph)
@@ -58,7 +55,6 @@ def test_outputs_stay_and_a_second_run_changes_nothing(graph: Graph) -> None:
         assert np.abs(actual[name] - values).max(initial=0) <= 2e-5 * largest, name
 
 
-@settings(max_examples=EXAMPLES // 2)
 @given(graph=damaged_graphs())
 def test_damaged_graph_raises_quantkit_error_only(graph: Graph) -> None:
     """Check graphs with missing nodes, wrong types and cycles."""

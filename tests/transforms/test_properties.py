@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given, note, settings
+from hypothesis import assume, given, note
 from hypothesis.errors import UnsatisfiedAssumption
 from network_graphs import compute_outputs, damaged_graphs, network_graphs
 
@@ -30,7 +30,6 @@ BUILT_IN = sorted(
     for name, transform in REGISTRY.items()
     if transform.function.__module__.startswith("quantkit.transforms.") and "tensorflow" in transform.dialects
 )
-EXAMPLES = settings.default.max_examples if settings.default else 100
 
 Options = Mapping[str, Any]
 
@@ -169,7 +168,6 @@ def _find_problems(check: Callable[[str, Expectation], None]) -> str:
     return "\n".join(problems)
 
 
-@settings(max_examples=EXAMPLES // 2)
 @given(graph=network_graphs())
 def test_outputs_stay_and_result_is_deterministic(graph: Graph) -> None:
     note(to_text(graph))
@@ -211,7 +209,6 @@ def _check_round_trips(graph: Graph) -> None:
         assert onnx.encode(onnx.decode(data)) == data
 
 
-@settings(max_examples=EXAMPLES // 2)
 @given(graph=damaged_graphs())
 def test_damaged_graph_raises_quantkit_error_only(graph: Graph) -> None:
     """Check graphs with missing nodes, wrong types and cycles."""

@@ -18,21 +18,21 @@ from quantkit.runtimes import tensorflow
 
 SEED = int(os.environ.get("QUANTKIT_MUTATED_FILES_SEED", "0"))
 COUNT = int(os.environ.get("QUANTKIT_MUTATED_MODELS", "0"))
-# As many as take about a second.
+# As many as take about half a second.
 COUNTS = {
-    "SavedModel v2": 150,
-    "SavedModel v2's index": 100,
-    "SavedModel v2's values": 100,
-    "SavedModel text": 150,
-    "SavedModel v1": 250,
-    "checkpoint's graph": 250,
-    "checkpoint's index": 250,
-    "checkpoint's values": 100,
-    "old checkpoint": 250,
-    "keras": 200,
-    "keras' layers": 200,
-    "keras' weights": 30,
-    "h5": 70,
+    "SavedModel v2": 75,
+    "SavedModel v2's index": 50,
+    "SavedModel v2's values": 50,
+    "SavedModel text": 75,
+    "SavedModel v1": 125,
+    "checkpoint's graph": 125,
+    "checkpoint's index": 125,
+    "checkpoint's values": 50,
+    "old checkpoint": 125,
+    "keras": 100,
+    "keras' layers": 100,
+    "keras' weights": 15,
+    "h5": 35,
 }
 TENSORFLOW = tensorflow.RUNTIME.available()
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(not TENSORFLOW.ok, reason=TENSORFLOW.detail)]
