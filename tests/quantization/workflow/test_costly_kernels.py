@@ -8,7 +8,12 @@ import pytest
 import quantkit as qk
 from quantkit.formats import onnx as onnx_format
 from quantkit.ir.graph import Graph
+from quantkit.ir.text import from_text
+from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization import Scheme, annotate
+from quantkit.quantization.precision.cost import predict_costs
 from quantkit.quantization.precision.decision import COST
+from quantkit.quantization.precision.search import TimeCut
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
@@ -72,6 +77,25 @@ def test_small_steps_between_float_ops_stay_float() -> None:
     decisions = {each.unit: each for each in result.decisions}
     assert all(decisions[name].source == COST for name in STEPS)
     assert "boundaries" in decisions["m0"].reason
+
+
+def test_boundaries_cost_little_in_litert() -> None:
+    """A product of 128 x 128 between float ops, as in recurrent layers: LiteRT takes less time for it in int8."""
+    graph = from_text("""
+        inputs: x
+        outputs: h
+        x = Placeholder[1x128]()
+        w = Const[128x128]()
+        g = Tanh(x, T=float)
+        m = MatMul(g, w, T=float)
+        h = Tanh(m, T=float)
+    """)
+    plan = annotate(graph, Scheme.for_target("litert"))
+    choices = [
+        TimeCut(graph, plan, predict_costs(graph, plan, infer_shapes(graph), [runtime])).choose()
+        for runtime in ("litert", "onnxruntime")
+    ]
+    assert choices == [frozenset(), {"m"}]
 
 
 def test_steps_with_many_rows_stay_int8() -> None:
