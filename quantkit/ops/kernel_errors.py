@@ -41,9 +41,7 @@ def run_kernel(
         raise GraphError(f"node {node.name!r} ({node.op}) needs more memory than this machine has") from error
     except KERNEL_ERRORS as error:
         shapes = ", ".join("none" if array is None else str(Shape(array.shape)) for array in inputs) or "none"
-        is_count = isinstance(error, TypeError) and "positional argument" in str(error)
-        reason = f"{node.op} does not have {len(inputs)} inputs" if is_count else error
-        raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {reason}") from error
+        raise GraphError(f"node {node.name!r} ({node.op}), input shapes {shapes}: {error}") from error
     outputs = tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
     for array in (*inputs, *outputs) if is_folded and node.op not in NAN_OPS else ():
         # V is bfloat16, which has no kind in NumPy.

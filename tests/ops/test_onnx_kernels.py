@@ -118,6 +118,9 @@ def test_missing_kernel_names_the_op() -> None:
         (Node("n", "Cast", attrs={"to": 7}), [np.array([np.inf], np.float32)], "the integer of an infinite number"),
         (Node("n", "ConstantOfShape"), [np.array([1 << 20, 1 << 20], np.int64)], "is invalid"),
         (Node("n", "Add"), [None, np.float32(1)], "input 0 is missing"),
+        (Node("n", "Add"), [np.float32(1)], "input 1 is missing"),
+        *((Node("n", op), [], "input 0 is missing") for op in ("Mul", "Max", "Mean", "Gather", "Tile")),
+        (Node("n", "Pad"), [np.zeros((2, 3))], "0 pads do not fit 2 axes"),
         (
             Node("n", "Split", attrs={"_outputs": (b"a", b"b")}),
             [np.zeros(3), np.array([1, 1], np.int64)],

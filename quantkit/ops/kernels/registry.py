@@ -12,10 +12,10 @@ from quantkit.errors import GraphError, UnavailableError
 from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, DType
 from quantkit.limits import check_size
-from quantkit.ops.kernel_errors import run_kernel
+from quantkit.ops.kernel_errors import KERNEL_ERRORS, run_kernel
 from quantkit.ops.kernels.output_sizes import OutputSize, sum_of_inputs
 from quantkit.ops.shape_rules import Rules
-from quantkit.ops.tensorflow.signatures import output_dtypes
+from quantkit.ops.tensorflow.signatures import input_dtypes, output_dtypes
 
 Kernel = Callable[..., Array | tuple[Array, ...]]
 # (node, values of its inputs) -> values of its outputs; None if the op is not supported.
@@ -89,7 +89,20 @@ def evaluate(
             hint="run the graph in TensorFlow: --runtime tensorflow, or --evaluate-with tensorflow when folding",
         )
     check_size(f"node {node.name!r} ({node.op}) computes", output_bytes(node, inputs), max_bytes)
-    return run_kernel(node, inputs, lambda: _cast_outputs(node, function(node, *inputs)), is_folded=is_folded)
+
+    def compute() -> tuple[Array, ...]:
+        try:
+            return _cast_outputs(node, function(node, *inputs))
+        except KERNEL_ERRORS as error:
+            try:
+                is_count = len(inputs) != len(input_dtypes(node))
+            except GraphError:  # the node lacks the attribute with the number of inputs
+                is_count = isinstance(error, TypeError | IndexError)
+            if not is_count:
+                raise
+            raise ValueError(f"{node.op} does not have {len(inputs)} inputs") from error
+
+    return run_kernel(node, inputs, compute, is_folded=is_folded)
 
 
 def _cast_outputs(node: Node, result: Array | tuple[Array, ...]) -> tuple[Array, ...]:

@@ -59,7 +59,8 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 @kernel(" ".join(_BINARY), broadcast_size)
 def _binary(call: Call) -> Array:
-    arrays = [call.array(slot) for slot in range(len(call.inputs))]
+    num_required = 1 if call.node.op in ("Max", "Min", "Sum") else 2
+    arrays = [call.array(slot) for slot in range(max(len(call.inputs), num_required))]
     if call.node.attrs.get("broadcast") or call.node.attrs.get("axis") is not None:
         raise ValueError("broadcasting of opset 6 is not supported")
     return np.asarray(reduce(_BINARY[call.node.op], arrays)).astype(arrays[0].dtype, copy=False)
@@ -74,7 +75,7 @@ kernel("CastLike")(lambda call: call.array(0).astype(call.array(1).dtype))
 
 @kernel("Mean", broadcast_size)
 def _mean(call: Call) -> Array:
-    arrays = [call.array(slot) for slot in range(len(call.inputs))]
+    arrays = [call.array(slot) for slot in range(max(len(call.inputs), 1))]
     return np.asarray(reduce(np.add, arrays) / arrays[0].dtype.type(len(arrays))).astype(arrays[0].dtype, copy=False)
 
 

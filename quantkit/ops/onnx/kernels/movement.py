@@ -200,23 +200,27 @@ def _range(call: Call) -> Array:
     return np.asarray(start + np.arange(count).astype(start.dtype) * delta).astype(start.dtype)
 
 
-def _pad_size(call: Call) -> int:
+def _pad_widths(call: Call) -> list[tuple[int, int]]:
+    """Return the widths of each axis of the input; negative widths remove elements."""
     x, pads, axes = call.array(0), call.integers("pads", 1) or [], call.optional(3)
-    sizes = list(x.shape)
-    for index, axis in enumerate(range(x.ndim) if axes is None else axes):
-        sizes[axis] += max(pads[index], 0) + max(pads[len(pads) // 2 + index], 0)
-    return math.prod(sizes)
+    positions = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
+    half, widths = len(pads) // 2, [(0, 0)] * x.ndim
+    if len(pads) != 2 * len(positions):
+        raise ValueError(f"{len(pads)} pads do not fit {len(positions)} axes")
+    for index, axis in enumerate(positions):
+        widths[axis] = (pads[index], pads[half + index])
+    return widths
+
+
+def _pad_size(call: Call) -> int:
+    pairs = zip(call.array(0).shape, _pad_widths(call), strict=True)
+    return math.prod(size + max(before, 0) + max(after, 0) for size, (before, after) in pairs)
 
 
 @kernel("Pad", _pad_size)
 def _pad(call: Call) -> Array:
-    x, pads, axes = call.array(0), call.integers("pads", 1) or [], call.optional(3)
-    positions = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
-    half, widths = len(pads) // 2, [(0, 0)] * x.ndim
-    for index, axis in enumerate(positions):
-        widths[axis] = (pads[index], pads[half + index])
+    x, widths = call.array(0), _pad_widths(call)
     mode = call.attr("mode", b"constant").decode()
-    # Negative widths remove elements.
     part = tuple(slice(max(-a, 0), size - max(-b, 0)) for (a, b), size in zip(widths, x.shape, strict=True))
     widths = [(max(a, 0), max(b, 0)) for a, b in widths]
     if mode != "constant":

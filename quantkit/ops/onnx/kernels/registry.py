@@ -126,7 +126,7 @@ def evaluate(
 
     def compute() -> Array | tuple[Array, ...]:
         if output_size := _OUTPUT_SIZES.get(node.op):
-            width = max(array.itemsize for array in inputs if array is not None)
+            width = max((array.itemsize for array in inputs if array is not None), default=1)
             check_size(f"node {node.name!r} ({node.op}) computes", output_size(call) * width)
         return function(call)
 
