@@ -38,6 +38,8 @@ def flatten_atrous_conv(graph: Graph) -> Outcome:
     Before:  x -> SpaceToBatchND(block 2x2, paddings) -> Conv2D(w, VALID) -> BatchToSpaceND(crops)
     After:   Conv2D(x, w, dilations 2x2, padding)
 
+    A convolution of sequences is one with ExpandDims before the layer and Squeeze after it, which remain.
+
     Options: none. Run fold_constants first, which computes block shape, paddings and crops.
 
     Skips if block shape, paddings or crops are not constant, if the crops exceed the padding, if
@@ -59,11 +61,24 @@ def flatten_atrous_conv(graph: Graph) -> Outcome:
     if "BatchToSpaceND" not in graph.op_counts:
         return Outcome(graph)
     moved = op("SpaceToBatchND", "moved")(any_(), any_(), any_())
-    pattern = op("BatchToSpaceND")(op(LAYERS, "layer")(moved, any_()), any_(), any_())
-    return apply_rules(graph, Rule(pattern, partial(_flatten, infer_shapes(graph)), ("root", "layer", "moved")))
+    sequence = op("Squeeze", "squeeze")(op(LAYERS, "layer")(op("ExpandDims", "expand")(moved, any_()), any_()))
+    flatten, names = partial(_flatten, infer_shapes(graph)), ("root", "layer", "moved")
+    return apply_rules(
+        graph,
+        Rule(op("BatchToSpaceND")(op(LAYERS, "layer")(moved, any_()), any_(), any_()), flatten, names),
+        Rule(op("BatchToSpaceND")(sequence, any_(), any_()), flatten, (*names, "expand", "squeeze")),
+    )
 
 
-def _flatten(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Node) -> list[Node] | Skip | None:
+def _flatten(
+    shapes: Shapes,
+    graph: Graph,
+    root: Node,
+    layer: Node,
+    moved: Node,
+    expand: Node | None = None,
+    squeeze: Node | None = None,
+) -> list[Node] | Skip | None:
     if root.name in graph.input_names:
         return None
     for node, slot, role in (
@@ -78,28 +93,40 @@ def _flatten(shapes: Shapes, graph: Graph, root: Node, layer: Node, moved: Node)
         return Skip(f"{moved.name} is a graph input")
     block, paddings = (graph[edge.node].value.array for edge in moved.inputs[1:])
     back, crops = (graph[edge.node].value.array for edge in root.inputs[1:])
-    axis = channel_axis(layer, 4)
+    axis, inserted = channel_axis(layer, 4), None
+    if expand is not None and squeeze is not None:
+        value = graph.constant_of(expand.inputs[1])
+        inserted = None if value is None else value.array.item() % 4
+        if inserted not in (1, 2) or [dim % 4 for dim in attribute(squeeze, "squeeze_dims")] != [inserted]:
+            return Skip(f"{squeeze.name} does not remove the dimension that {expand.name} inserts before the channels")
+        axis = None if axis is None else axis - (axis > inserted)
     if axis is None or not _is_spatial(block, paddings, crops, axis) or not np.array_equal(block, back):
         return Skip(f"{moved.name} and {root.name} need equal block shapes of height and width only")
     if set(attribute(layer, "strides")) != {1}:
         return Skip(f"{layer.name} has a stride")
-    shared = sharing_reason(graph, layer, root)
-    if shared:
-        return Skip(shared)
-    rates = np.ones(4, int)
-    rates[1 : len(block) + 1] = block
+    chain = [node for node in (expand, layer, squeeze) if node is not None]
+    for node, consumer in zip(chain, (*chain[1:], root), strict=True):
+        if shared := sharing_reason(graph, node, consumer):
+            return Skip(shared)
+    # Factors and widths of each dimension; the dimension that is inserted has 1 and 0.
+    dims = [dim for dim in range(4) if dim != inserted][1 : len(block) + 1]
+    rates, margins = np.ones(4, int), np.zeros((4, 2), int)
+    rates[dims], margins[dims] = block, paddings.astype(int) - crops
     own = own_padding(shapes, layer)
     if own is None:
         return Skip(f"the widths of SAME are unknown, because the size of the weights of {layer.name} is unknown")
-    widths = own * rates[:, None]
-    widths[1 : len(block) + 1] += paddings.astype(int) - crops
+    widths = own * rates[:, None] + margins
     if (widths < 0).any():
         return Skip(f"{root.name} crops more than {moved.name} and {layer.name} pad")
     dilations = rates * attribute(layer, "dilations")
-    controls = dict.fromkeys((*root.controls, *layer.controls, *moved.controls))
-    flat = layer.with_(controls=tuple(controls), inputs=(moved.inputs[0], layer.inputs[1]))
+    controls = tuple(dict.fromkeys((*root.controls, *layer.controls, *moved.controls)))
+    source = moved.inputs[0] if expand is None else Edge(expand.name)
+    flat = layer.with_(controls=controls, inputs=(source, layer.inputs[1]))
     flat = flat.with_attrs(dilations=tuple(int(dilation) for dilation in dilations))
-    return [set_padding(flat, widths, same_widths(shapes, flat, UNKNOWN) if widths.any() else None)]
+    flat = set_padding(flat, widths, same_widths(shapes, flat, UNKNOWN) if widths.any() else None)
+    if expand is None or squeeze is None:
+        return [flat]
+    return [expand.with_input(0, moved.inputs[0]), flat, squeeze]
 
 
 def _is_spatial(block: Array, paddings: Array, crops: Array, channel: int) -> bool:
