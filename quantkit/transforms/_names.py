@@ -4,14 +4,32 @@ In an ONNX graph, the values of a node with several outputs have names of their 
 (`quantkit.formats.onnx.OUTPUTS`), and subgraphs refer to values by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quantkit.formats.onnx import DIALECT, OUTPUTS, renamed_infos
 from quantkit.ir.graph import Attr, Edge, Graph, Node
-from quantkit.ir.names import unused_name
+from quantkit.ir.names import is_tensorflow_name, unused_name
 
 # Prefix of the entries of `_class` that name the node with which another shares its device.
 COLOCATION_PREFIX = b"loc:@"
+
+
+def name_outputs(graph: Graph, names: Sequence[str]) -> Graph:
+    """Return a TensorFlow graph whose output nodes have these names, where the names are free and valid.
+
+    The graph does not change if a node has several outputs, or if the names are not distinct.
+
+    Args:
+        graph: graph with outputs.
+        names: one name per output.
+    """
+    nodes = [edge.node for edge in graph.outputs]
+    if len(names) != len(set(nodes)) or len(set(names)) != len(names):
+        return graph
+    free = {
+        node: name for node, name in zip(nodes, names, strict=True) if name not in graph and is_tensorflow_name(name)
+    }
+    return rename_nodes(graph, free)
 
 
 def rename_nodes(graph: Graph, names: Mapping[str, str]) -> Graph:

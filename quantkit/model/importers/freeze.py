@@ -15,13 +15,12 @@ from quantkit.formats.kinds import PYTORCH_HINT
 from quantkit.formats.saved_model import VARIABLES
 from quantkit.ir.functions import function_names
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.names import is_tensorflow_name
 from quantkit.ir.tensor import DType
 from quantkit.model.importers import keras2
 from quantkit.model.importers.checkpoint import Checkpoint, CheckpointEntry
 from quantkit.ops.tensorflow.signatures import find_op, input_dtypes, output_dtypes
 from quantkit.runtimes.tensorflow_library import available, import_tensorflow, suppress_log, translate_read_errors
-from quantkit.transforms._names import rename_nodes
+from quantkit.transforms._names import name_outputs
 
 # Nodes that only read a variable are Identity nodes at this point.
 CHANGING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign", "Rng")
@@ -159,7 +158,8 @@ def freeze_object(model: Any) -> Graph:
         def call(*tensors: Any) -> Any:
             return model(tf.nest.map_structure(lambda tensor: tensors[position[id(tensor)]], structure), training=False)
 
-        return _name_outputs(_freeze(tf.function(call).get_concrete_function(*specs)), model)
+        names = getattr(model, "output_names", None) or [model.layers[-1].name]
+        return name_outputs(_freeze(tf.function(call).get_concrete_function(*specs)), names)
     if hasattr(model, "get_concrete_function"):
         try:
             return _freeze(model.get_concrete_function())
@@ -178,18 +178,6 @@ def _is_keras_model(value: Any) -> bool:
     """Return True for a model of Keras 3 or of tf-keras."""
     bases = ((base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__)
     return any(package in ("keras", "tf_keras") and name == "Model" for package, name in bases)
-
-
-def _name_outputs(graph: Graph, model: Any) -> Graph:
-    """Return the graph of a Keras model whose outputs have the names of the model's outputs, where these are free."""
-    names = getattr(model, "output_names", None) or [model.layers[-1].name]
-    nodes = [edge.node for edge in graph.outputs]
-    if len(names) != len(set(nodes)) or len(set(names)) != len(names):
-        return graph
-    free = {
-        node: name for node, name in zip(nodes, names, strict=True) if name not in graph and is_tensorflow_name(name)
-    }
-    return rename_nodes(graph, free)
 
 
 def _freeze(function: Any) -> Graph:

@@ -17,6 +17,7 @@ from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import DType
 from quantkit.model.importers import tables
 from quantkit.ops.tensorflow.signatures import find_op, output_dtypes
+from quantkit.transforms._names import name_outputs
 from quantkit.transforms.folding.fold_constants import fold_constants
 from quantkit.transforms.functions.inline_functions import inline_functions
 from quantkit.transforms.functions.remove_unused_functions import remove_unused_functions
@@ -50,6 +51,7 @@ def read_saved_model(
             are larger than a graph may be, or an output depends on a table.
         UsageError: the signature or tag does not exist, or an input or output is not in the graph.
     """
+    outputs = None if outputs is None else list(outputs)
     try:
         meta = saved_model.choose(formats.meta_graphs(folder), tags)
         selected = meta.signature(signature)
@@ -65,8 +67,21 @@ def read_saved_model(
     if meta.has_objects:
         graph, selected = _inline(graph, folder, meta, selected)
     graph = graph.with_endpoints(_resolve(graph, inputs, selected.inputs), _resolve(graph, outputs, selected.outputs))
+    if meta.has_objects:
+        graph, selected = _name_outputs(graph, selected, outputs)
     tables.check(graph, str(folder))
     return _fill(graph, folder / "variables" / "variables", meta.restore), selected
+
+
+def _name_outputs(graph: Graph, signature: Signature, outputs: EdgeNames) -> tuple[Graph, Signature]:
+    """Give the outputs of a function, Identity nodes without a name of their own, the names of its signature.
+
+    An output keeps the name in the graph by which a caller chose it.
+    """
+    edges = {edge: name for name, edge in signature.outputs.items() if outputs is None or name in outputs}
+    names = [edges.get(edge, edge.node) if graph[edge.node].op == "Identity" else edge.node for edge in graph.outputs]
+    renamed = name_outputs(graph, names)
+    return renamed, signature.following(graph, renamed)
 
 
 def _inline(graph: Graph, folder: Path, meta: saved_model.MetaGraph, signature: Signature) -> tuple[Graph, Signature]:

@@ -128,7 +128,7 @@ class TestSavedModels:
         vocabulary = tmp_path / "vocabulary.txt"
         vocabulary.write_text("a\nb\nc\n")
         save_second_kind(tmp_path / "m", file=vocabulary if with_file else None)
-        np.testing.assert_allclose(run(qk.load(tmp_path / "m", signature="plain").graph, {"x": X})["Identity"], X @ W)
+        np.testing.assert_allclose(run(qk.load(tmp_path / "m", signature="plain").graph, {"x": X})["y"], X @ W)
 
     def test_labels_after_the_scores_are_omitted(self, tmp_path: Path) -> None:
         save_second_kind(tmp_path / "m")
@@ -146,7 +146,7 @@ class TestSavedModels:
         size, lookup = (next(name for name in inputs if name.endswith(op)) for op in ("SizeV2", "FindV2"))
         graph = qk.load(tmp_path / "m", inputs=inputs).graph
         feeds = {"word": np.array([b"b"], object), lookup: np.array([1], np.int64), size: np.int64(3)}
-        np.testing.assert_allclose(run(graph, feeds)["Identity"], W[1:2])
+        np.testing.assert_allclose(run(graph, feeds)["y"], W[1:2])
 
     def test_table_of_the_first_version_is_rejected(self, tmp_path: Path) -> None:
         save_first_kind(tmp_path / "m")

@@ -12,7 +12,7 @@ import pytest
 import quantkit as qk
 from quantkit.errors import InputError, QuantkitError, UsageError
 from quantkit.formats import graphdef, saved_model
-from quantkit.ir.graph import Graph
+from quantkit.ir.graph import Edge, Graph
 from quantkit.recipes import rewrite
 from quantkit.runtimes import tensorflow
 
@@ -232,6 +232,16 @@ def test_a_saved_model_is_frozen(save: Callable[..., None], tmp_path: Path) -> N
     graph = qk.load(tmp_path).graph
     assert not {"VarHandleOp", "ReadVariableOp", "StatefulPartitionedCall"} & graph.op_counts.keys()
     np.testing.assert_allclose(run_graph(graph), EXPECTED, rtol=1e-6)
+
+
+def test_outputs_of_a_function_have_the_names_of_the_signature(tmp_path: Path) -> None:
+    save_second_kind(tmp_path)
+    model = qk.load(tmp_path)
+    assert list(map(str, model.graph.outputs)) == ["scores"]
+    assert model.signature is not None
+    assert dict(model.signature.outputs) == {"scores": Edge("scores")}
+    for name in ("scores", "Identity"):
+        assert list(map(str, qk.load(tmp_path, outputs=[name]).graph.outputs)) == [name]
 
 
 @KINDS
