@@ -15,6 +15,9 @@ IF_OPS = find_ops(Fact.IF, "tensorflow")
 CASE_OPS = find_ops(Fact.CASE, "tensorflow")
 LOOP_OPS = find_ops(Fact.LOOP, "tensorflow")
 
+# Ops of either dialect that use the shape of an input, and not its values.
+SHAPE_OPS = find_ops(Fact.SHAPE) | {"OnesLike", "ZerosLike"}
+
 # Elementwise activations without other inputs.
 ACTIVATION_OPS = find_ops(Fact.ACTIVATION, "tensorflow")
 

@@ -40,6 +40,13 @@ def test_chain_of_layer_bias_and_activation_is_one_pattern() -> None:
     assert plan.float_fallbacks == {}
 
 
+def test_layer_whose_values_no_output_needs_stays_float() -> None:
+    """A masked recurrent layer of Keras computes its first step for the shape of the result."""
+    plan = annotate(graph_of("a = conv(x)\nz = ZerosLike(a)\nr = Relu(x)\nc = conv(r)\ny = AddV2(c, z)"), TENSORFLOW)
+    assert [pattern.layer for pattern in plan.patterns] == ["c"]
+    assert plan.float_fallbacks["a"] == "only the shape of its result is used"
+
+
 def test_nodes_after_a_shared_output_are_not_fused() -> None:
     plan = annotate(graph_of("a = conv(x)\nr = Relu(a)\ny = Neg(a)\nz = Neg(r)", out="y, z"), TENSORFLOW)
     assert plan.patterns[0].nodes == ("a",)

@@ -4,6 +4,7 @@ from functools import cached_property
 
 from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ops.roles import find_roles
+from quantkit.ops.semantics import SHAPE_OPS
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.quantization.scheme import PAIR_SAFE, Scheme
 from quantkit.quantization.spec import Spec
@@ -55,6 +56,15 @@ class FloatGraph:
     def limits_pairs(self) -> bool:
         """True if the weights are limited for kernels that add pairs of products in 16 bits."""
         return self.scheme.saturation == PAIR_SAFE and multiplies_u8_by_s8(self.target)
+
+    @cached_property
+    def shape_only(self) -> set[str]:
+        """Nodes of whose results the outputs need at most the shapes, as the first step of a masked layer of Keras."""
+        needed = {edge.node for edge in self.graph.outputs}
+        for node in reversed(self.nodes):
+            if node.name in needed:
+                needed.update(node.controls if node.op in SHAPE_OPS else node.sources)
+        return {node.name for node in self.nodes} - needed
 
     @cached_property
     def front_end(self) -> set[str]:

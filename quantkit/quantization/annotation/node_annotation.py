@@ -174,6 +174,8 @@ class NodeAnnotation:
 
     def _objections(self, node: Node) -> Iterator[tuple[str, str]]:
         """Yield reason and source of each cause of a layer in float, empty reasons too; the first one counts."""
+        if node.name in self.facts.shape_only:
+            yield "only the shape of its result is used", OP
         if node.name in self.facts.front_end:
             yield "a logarithm before other layers amplifies its errors", ERROR
         yield self.roles.layer_objection(self.graph, node), OP

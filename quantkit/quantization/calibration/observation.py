@@ -11,6 +11,7 @@ from quantkit.formats import onnx
 from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Array
 from quantkit.ops.roles.onnx import CONVOLUTION_OPS
+from quantkit.ops.semantics import SHAPE_OPS
 from quantkit.quantization.calibration.clamped_sums import clip_ranges
 from quantkit.quantization.calibration.range_warnings import RangeMonitor
 from quantkit.quantization.observers import MinMax, Observer, create_observer
@@ -23,8 +24,6 @@ from quantkit.runtimes.session import Session
 
 # Number of positions per tensor that the channel means sample.
 MEAN_POSITIONS = 401
-# Ops that use the shape of an input, and not its values.
-_SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"})
 # Ops that write a constant next to the values of an input.
 _FILLING_OPS = frozenset({"Pad", "PadV2", "Select", "SelectV2", "Where"})
 
@@ -171,7 +170,7 @@ def _value_consumers(graph: Graph) -> set[str]:
     """Return the inputs and the nodes that depend on their values, not only on their shapes."""
     names = {edge.node for edge in graph.inputs}
     for name in graph.order:
-        if graph[name].op not in _SHAPE_OPS and any(edge.node in names for edge in graph[name].inputs):
+        if graph[name].op not in SHAPE_OPS and any(edge.node in names for edge in graph[name].inputs):
             names.add(name)
     return names
 
