@@ -287,10 +287,7 @@ def test_openvino_adds_residuals_to_convolutions_that_are_not_rounded(tmp_path: 
 
 @pytest.mark.parametrize("length", ["8", "layerwise"])
 def test_fine_tuning_recovers_a_coarse_model(length: str) -> None:
-    if length == "layerwise":
-        result = tune_layerwise()
-    else:
-        result = qk.quantize(network(), IMAGES, runs=0, scheme=COARSE, finetune=length)
+    result = tune_layerwise() if length == "layerwise" else qk.quantize(network(), IMAGES, **OPTIONS, finetune=length)
     tuning = result.report.fine_tuning
     assert tuning is not None
     assert tuning.before is not None
