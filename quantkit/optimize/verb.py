@@ -247,8 +247,7 @@ def optimize(options: OptimizeOptions) -> Optimization:
     facts += map(str, (goal, options.limit, options.labels, options.preprocessing, metric))
     state = _open_state(facts, goal, options.resume, folder.path)
     float_files = float_forms(float_model.graph, state.folder, goal.runtimes, goal.suffix)
-    first = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
-    measured_sizes = sample_sizes(float_model, iter([first]), reference.rows) or {}
+    measured_sizes = sample_sizes(float_model, iter([reference.sample_shapes]), reference.rows) or {}
     search = FileSearch(
         goal,
         float_model,

@@ -34,11 +34,8 @@ from quantkit.quantization.workflow.zero_point_choice import add_zero_points, ch
 
 # Custom ops that a message names.
 MAX_CUSTOM_OPS = 3
-# Float layers by the table of costs, zero points, and alternatives that are measured on calibration samples, in this
-# order.
+# Alternatives that are measured on calibration samples, in this order, for a conversion that is not good.
 CHOICES = (
-    exclude_costly_kernels,
-    add_zero_points,
     choose_observer,
     choose_scales,
     exclude_lossy_layers,
@@ -96,12 +93,15 @@ def calibrate_model(
         graph, plan, ranges, options.fallback, source=source_graph, float_parts=parts, whole=rest, trace=trace
     ).with_kernels()
     if not trained:
-        conversion = trials.choose(conversion, CHOICES)
-        padded = choose_zero_points(conversion, trials, options)
+        if trials.is_possible:
+            conversion = exclude_costly_kernels(conversion, trials, options)
+        conversion = trials.improve(conversion, (add_zero_points,), is_good_enough=False)
+        conversion = trials.improve(conversion, CHOICES)
+        padded = trials.improve(conversion, (choose_zero_points,), is_good_enough=False)
         if padded is not conversion:
             # Scales that lost to chance among the noise of missing zero points may win now.
-            padded = trials.choose(padded, (choose_scales, choose_bias_correction))
-        conversion = store_tables(padded, trials, options)
+            padded = trials.improve(padded, (choose_scales, choose_bias_correction))
+        conversion = trials.improve(padded, (store_tables,), is_good_enough=False)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
     if conversion.ranges is not ranges and options.save_ranges is not None:

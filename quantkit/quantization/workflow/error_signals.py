@@ -141,11 +141,10 @@ def measure_gains(
 
 def _limit_runs(conversion: Conversion, reference: FloatReference, num_choices: int, max_macs: float) -> int:
     """Return the largest number of runs of each choice; 0 if one has too many MACs."""
-    graph, feeds = conversion.graph, reference.feeds
     layers = [pattern.layer for pattern in conversion.plan.patterns]
-    macs = count_node_macs(graph, layers, {name: array.shape for name, array in feeds[0].items()})
+    macs = count_node_macs(conversion.graph, layers, reference.sample_shapes)
     macs_of_run = num_choices * sum(count or 0 for count in macs.values())
-    return min(len(feeds), int(max_macs // max(macs_of_run, 1)))
+    return min(len(reference.feeds), int(max_macs // max(macs_of_run, 1)))
 
 
 def find_search(

@@ -81,6 +81,11 @@ class FloatReference:
     whole_outputs: frozenset[str] = frozenset()
 
     @property
+    def sample_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each input in the first run, by name; empty without runs."""
+        return {name: array.shape for name, array in next(iter(self.feeds), {}).items()}
+
+    @property
     def varies(self) -> bool:
         """True if the runs have inputs of different sizes; the last one may have fewer samples."""
         shapes = ({name: array.shape[1:] for name, array in feeds.items()} for feeds in self.feeds)

@@ -4,55 +4,46 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import ceil
 
-from quantkit.errors import QuantkitError
 from quantkit.quantization.lost_channels import find_lossy_layers
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import ERROR, as_decisions
 from quantkit.quantization.report.census import count_node_macs
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.error_signals import measure_noise_fractions
-from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
 
 
-def exclude_lossy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without layers that lose channels; unchanged if that does not reduce the loss much."""
-    reasons = find_lossy_layers(conversion.plan, conversion.ranges)
-    if not reasons or len(reasons) > policy.MAX_LAYERS * len(conversion.plan.patterns) or trials.is_good(conversion):
-        return conversion
-    return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
+def exclude_lossy_layers(trials: Trials) -> None:
+    """Offer the float forms of the layers that lose channels, unless they are many."""
+    plan = trials.present.plan
+    reasons = find_lossy_layers(plan, trials.present.ranges)
+    if reasons and len(reasons) <= policy.MAX_LAYERS * len(plan.patterns):
+        _try_float(trials, reasons, policy.MAX_FLOAT_LOSS)
 
 
-def exclude_products(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without products of two activations if that reduces the loss."""
-    products = [pattern.layer for pattern in conversion.plan.patterns if not pattern.weights]
-    if not products or trials.is_good(conversion):
-        return conversion
-    reason = "a product of two activations loses precision in int8"
-    return _try_float(conversion, dict.fromkeys(products, reason), policy.MAX_CHEAP_LOSS, trials, options)
+def exclude_products(trials: Trials) -> None:
+    """Offer the float forms of the products of two activations."""
+    products = [pattern.layer for pattern in trials.present.plan.patterns if not pattern.weights]
+    if products:
+        reason = "a product of two activations loses precision in int8"
+        _try_float(trials, dict.fromkeys(products, reason), policy.MAX_CHEAP_LOSS)
 
 
-def exclude_last_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without the last layers if they are small and the loss is reduced.
+def exclude_last_layers(trials: Trials) -> None:
+    """Offer the float forms of the last layers if they are small, then of those before them.
 
-    Their int8 outputs would be the outputs of the model, whose rounding no later layer averages. The layers before
-    them are tried next.
+    Their int8 outputs would be the outputs of the model, whose rounding no later layer averages.
     """
-    if trials.is_good(conversion):
-        return conversion
-    samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
-    macs = count_node_macs(conversion.graph, (pattern.layer for pattern in conversion.plan.patterns), samples)
+    graph, plan = trials.present.graph, trials.present.plan
+    macs = count_node_macs(graph, (pattern.layer for pattern in plan.patterns), trials.samples.sample_shapes)
     total = sum(count or 0 for count in macs.values())
+    reason = "rounding of the last layers is rounding of the outputs"
     for max_macs, max_loss in policy.LAST_LAYERS:
-        layers = _find_last_layers(conversion)
+        layers = _find_last_layers(trials.present)
         if not layers or sum(macs[name] or 0 for name in layers) > max_macs * total:
             break
-        reason = "rounding of the last layers is rounding of the outputs"
-        alternative = _try_float(conversion, dict.fromkeys(layers, reason), max_loss, trials, options)
-        if alternative is conversion:
+        if not _try_float(trials, dict.fromkeys(layers, reason), max_loss):
             break
-        conversion = alternative
-    return conversion
 
 
 def _find_last_layers(conversion: Conversion) -> list[str]:
@@ -66,33 +57,27 @@ def _find_last_layers(conversion: Conversion) -> list[str]:
     return sorted(layers - inner)
 
 
-def exclude_noisy_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion without the layers whose int8 form causes most of the loss.
+def exclude_noisy_layers(trials: Trials) -> None:
+    """Offer the float forms of the layers whose int8 form causes most of the loss.
 
     The noise of each layer is measured on a few samples, in one session of the float graph. The layers with most noise
     are tried one after the other, if it is large enough for a trial to succeed. One layer at least stays in int8.
     """
-    if trials.is_good(conversion):
-        return conversion
-    num_layers = sum(bool(pattern.weights) for pattern in conversion.plan.patterns)
+    num_layers = sum(bool(pattern.weights) for pattern in trials.present.plan.patterns)
     max_layers = min(max(policy.MAX_LAYERS * num_layers, policy.MIN_LAYERS), num_layers - 1)
-    try:
-        causes = _find_causes(conversion, trials, options)
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return conversion
+    causes = _find_causes(trials)
     num_float, rest = 0, 1.0
     for layer, (fraction, reason) in islice(causes.items(), policy.NUM_NOISY_LAYERS):
         is_small = fraction < policy.MIN_NOISE_FRACTION * rest
-        if is_small or num_float + 1 > max_layers or trials.is_good(conversion):
+        if is_small or num_float + 1 > max_layers or trials.is_good(trials.present):
             break
-        alternative = _try_float(conversion, {layer: reason}, policy.MAX_FLOAT_LOSS, trials, options)
-        if alternative is not conversion:
-            num_float, rest, conversion = num_float + 1, max(rest - fraction, 0.0), alternative
-    return conversion if num_float or max_layers < 2 else _exclude_noisy_pair(conversion, causes, trials, options)
+        if _try_float(trials, {layer: reason}, policy.MAX_FLOAT_LOSS):
+            num_float, rest = num_float + 1, max(rest - fraction, 0.0)
+    if not num_float and max_layers >= 2:
+        _exclude_noisy_pair(trials, causes)
 
 
-def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> dict[str, tuple[float, str]]:
+def _find_causes(trials: Trials) -> dict[str, tuple[float, str]]:
     """Return the fraction of the noise that each layer causes, and the reason to keep it in float, most noise first.
 
     Where the noise of the outputs is not measured, for example because their sizes depend on values, the layers with
@@ -101,43 +86,39 @@ def _find_causes(conversion: Conversion, trials: Trials, options: Options) -> di
     Raises:
         GraphError: no runtime can run the float graph.
     """
-    if fractions := measure_noise_fractions(conversion, trials.samples, options):
+    if fractions := measure_noise_fractions(trials.present, trials.samples, trials.options):
         return {
             layer: (fraction, f"the int8 form of the layer causes {max(fraction, 0):.0%} of the noise of the outputs")
             for layer, fraction in fractions.items()
         }
     return {
         layer: (1.0, f"an int8 tensor of the layer has an SQNR of {sqnr:.0f} dB")
-        for layer, sqnr in _noisiest_layers(conversion)
+        for layer, sqnr in _noisiest_layers(trials.present)
     }
 
 
-def _exclude_noisy_pair(
-    conversion: Conversion, causes: Mapping[str, tuple[float, str]], trials: Trials, options: Options
-) -> Conversion:
-    """Return the conversion without the noisiest layer and one next to it if that reduces the loss.
+def _exclude_noisy_pair(trials: Trials, causes: Mapping[str, tuple[float, str]]) -> None:
+    """Offer the float forms of the noisiest layer and one next to it.
 
     If the outputs of layers are quantized before a float activation, a tensor between two layers is rounded twice: one
     float layer removes only one of the two errors.
     """
+    conversion = trials.present
     if not conversion.plan.scheme.quantize_outputs or len(causes) <= 1 or trials.is_good(conversion):
-        return conversion
+        return
     first, second = islice(causes, 2)
     neighbors = _find_neighbors(conversion, first)
-    try:
-        fractions = measure_noise_fractions(conversion, trials.samples, options, neighbors, first) if neighbors else {}
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return conversion
+    samples, options = trials.samples, trials.options
+    fractions = measure_noise_fractions(conversion, samples, options, neighbors, first) if neighbors else {}
     # Without a measurement, the two noisiest layers are tried.
     second, fraction = next(iter(fractions.items()), (second, causes[second][0]))
     if fraction < policy.MIN_NOISE_FRACTION:
-        return conversion
+        return
     reasons = {layer: causes[layer][1] for layer in (first, second)}
     if fractions:
         reason = f"the int8 forms of the layer and of one next to it cause {fraction:.0%} of the noise of the outputs"
         reasons = dict.fromkeys(reasons, reason)
-    return _try_float(conversion, reasons, policy.MAX_FLOAT_LOSS, trials, options)
+    _try_float(trials, reasons, policy.MAX_FLOAT_LOSS)
 
 
 def _find_neighbors(conversion: Conversion, layer: str) -> list[str]:
@@ -160,22 +141,21 @@ def _find_neighbors(conversion: Conversion, layer: str) -> list[str]:
     return list(neighbors)
 
 
-def exclude_drifting_layers(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of a recurrent model with float layers if its states drift.
+def exclude_drifting_layers(trials: Trials) -> None:
+    """Offer float layers for a recurrent model whose states drift.
 
     The layers with the noisiest inputs become float first, at most the largest of `DRIFT_FRACTIONS` of all layers.
     """
     if not trials.samples.states:
-        return conversion
-    layers = [layer for layer, _ in _noisiest_layers(conversion)]
+        return
+    layers = [layer for layer, _ in _noisiest_layers(trials.present)]
+    reason = "errors of its int8 form accumulate in the states of the model"
     for fraction in policy.DRIFT_FRACTIONS:
-        if trials.error(conversion) <= policy.DRIFT_ERROR:
+        if trials.error(trials.present) <= policy.DRIFT_ERROR:
             break
-        reason = "errors of its int8 form accumulate in the states of the model"
         noisiest = layers[: ceil(fraction * len(layers))]
-        reasons = {layer: reason for layer in noisiest if layer in conversion.plan.pattern_of}
-        conversion = _try_float(conversion, reasons, policy.MAX_CHEAP_LOSS, trials, options)
-    return conversion
+        reasons = {layer: reason for layer in noisiest if layer in trials.present.plan.pattern_of}
+        _try_float(trials, reasons, policy.MAX_CHEAP_LOSS)
 
 
 def _noisiest_layers(conversion: Conversion) -> Iterator[tuple[str, float]]:
@@ -195,13 +175,10 @@ def _noisiest_layers(conversion: Conversion) -> Iterator[tuple[str, float]]:
     yield from sorted(layers.items(), key=lambda item: item[1])
 
 
-def _try_float(
-    conversion: Conversion, reasons: Mapping[str, str], max_loss: float, trials: Trials, options: Options
-) -> Conversion:
-    alternative = conversion.decide(as_decisions(reasons, ERROR))
-    if not trials.is_better(alternative, conversion, max_loss, reasons):
-        return conversion
+def _try_float(trials: Trials, reasons: Mapping[str, str], max_loss: float) -> bool:
+    """Offer the float forms of layers, with the reason of each; return whether they are accepted."""
     layer, reason = next(iter(reasons.items()))
     subject = f"{layer} stays" if len(reasons) == 1 else f"{layer} and {len(reasons) - 1} more stay"
-    options.on_message(f"{subject} float: {reason}; the outputs are then nearer to the float model")
-    return alternative
+    message = f"{subject} float: {reason}; the outputs are then nearer to the float model"
+    alternative = trials.present.decide(as_decisions(reasons, ERROR))
+    return trials.accepts(alternative, max_loss, reasons, message=message)

@@ -6,14 +6,11 @@ correction removes the mean error of rounded weights, which may have canceled th
 include a correction of both, and no correction.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from quantkit.errors import QuantkitError
 from quantkit.formats import onnx
-from quantkit.ir.graph import Edge
 from quantkit.quantization.activation_errors import measure_mean_errors
 from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
@@ -23,110 +20,64 @@ from quantkit.quantization.scale_migration import (
     with_migrated_scales,
 )
 from quantkit.quantization.workflow.conversion import Conversion
-from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
 
 EXTREMES = "min_max"
 
 
-def choose_observer(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion with the ranges of the observer with the better fidelity; the caller's observer is kept."""
-    if options.observer or not _differ_much(conversion.ranges) or trials.is_good(conversion):
-        return conversion
-    default = conversion.plan.scheme.observer
-    alternative = _with_extremes(conversion)
-    if not trials.is_better(alternative, conversion, policy.MAX_OBSERVER_LOSS):
-        return conversion
-    options.on_message(
-        f"observer {EXTREMES} instead of {default}: the outputs are nearer to the float model on {len(trials.samples)} "
-        "calibration samples (--observer selects one)"
+def choose_observer(trials: Trials) -> None:
+    """Offer the extremes as ranges; the caller's observer is kept."""
+    conversion = trials.present
+    if trials.options.observer or not _differ_much(conversion.ranges):
+        return
+    message = (
+        f"observer {EXTREMES} instead of {conversion.plan.scheme.observer}: the outputs are nearer to the float model "
+        f"on {len(trials.samples)} calibration samples (--observer selects one)"
     )
-    return alternative
+    trials.accepts(_with_extremes(conversion), policy.MAX_OBSERVER_LOSS, message=message)
 
 
-def choose_scales(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion of an ONNX graph with migrated scales if that has the better fidelity."""
-    if conversion.graph.dialect != onnx.DIALECT or trials.is_good(conversion):
-        return conversion
-    observed = _with_channel_maxima(conversion, trials, options)
-    if observed is None:
-        return conversion
-    best, tried = conversion, [conversion.ranges.scales]
+def choose_scales(trials: Trials) -> None:
+    """Offer the migrations of scales of an ONNX graph."""
+    conversion, feeds, runtime = trials.present, trials.reference.feeds, trials.options.runtime
+    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
+    if graph.dialect != onnx.DIALECT or not find_scales(graph, plan, ranges, inserts=True):
+        return
+    ranges = with_channel_maxima(graph, plan, ranges, feeds, runtime)
+    tried = [ranges.scales]
     for strength, inserts, max_loss in policy.MIGRATIONS:
-        if inserts and trials.is_good(best):
+        if inserts and trials.is_good(trials.present):
             break  # all migrations without a cost in latency are compared, also after a good one
-        scales = find_scales(conversion.graph, conversion.plan, observed.ranges, strength, inserts=inserts)
-        alternative = None if scales in tried else _with_scales(observed, scales, trials, options)
-        if alternative is not None and trials.is_better(alternative, best, max_loss, in_most_runs=True):
-            best = alternative
+        scales = find_scales(graph, plan, ranges, strength, inserts=inserts)
+        if scales not in tried:
+            with trials.reporting():
+                migrated = with_migrated_scales(graph, plan, ranges, scales, feeds, runtime)
+                trials.accepts(replace(conversion, ranges=migrated), max_loss, in_most_runs=True)
         tried.append(scales)
-    if best is not conversion:
-        moved = best.ranges.scales
+    if trials.present is not conversion:
+        moved = trials.present.ranges.scales
         edge = max(moved, key=lambda edge: max(moved[edge]))
-        options.on_message(
+        trials.options.on_message(
             f"scales of {len(moved)} tensors move into weights, for example of {edge}, whose channel "
             f"{int(np.argmax(moved[edge]))} is the largest: the outputs are nearer to the float model"
         )
-    return best
 
 
-def _with_ranges(conversion: Conversion, trials: Trials, compute: Callable[[], Ranges]) -> Conversion | None:
-    """Return the conversion with other ranges; None if they cannot be computed, because a graph does not run."""
-    try:
-        return replace(conversion, ranges=compute())
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return None
-
-
-def _with_channel_maxima(conversion: Conversion, trials: Trials, options: Options) -> Conversion | None:
-    """Return the conversion with the largest values of all channels; None if no scales can migrate."""
+def choose_bias_correction(trials: Trials) -> None:
+    """Offer a bias correction with the mean errors of activations, then none."""
+    conversion, scheme = trials.present, trials.present.plan.scheme
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-    if not find_scales(graph, plan, ranges, inserts=True):
-        return None
-    feeds = trials.reference.feeds
-    return _with_ranges(conversion, trials, lambda: with_channel_maxima(graph, plan, ranges, feeds, options.runtime))
-
-
-def _with_scales(
-    conversion: Conversion, scales: Mapping[Edge, tuple[float, ...]], trials: Trials, options: Options
-) -> Conversion | None:
-    """Return the conversion with migrated scales; None if the result cannot run."""
-    facts = (conversion.graph, conversion.plan, conversion.ranges)
-    feeds = trials.reference.feeds
-    return _with_ranges(conversion, trials, lambda: with_migrated_scales(*facts, scales, feeds, options.runtime))
-
-
-def choose_bias_correction(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion with the bias correction with the best fidelity, or without one."""
-    scheme = conversion.plan.scheme
-    is_corrected = scheme.bias_correction and bool(conversion.ranges.means)
-    if not is_corrected or trials.is_good(conversion):
-        return conversion
-    best = conversion
-    with_activations = _with_mean_errors(conversion, trials, options)
-    limit = policy.MAX_CORRECTED_LOSS
-    if with_activations is not None and trials.is_better(with_activations, best, limit, in_most_runs=True):
-        best = with_activations
-    plan = replace(conversion.plan, scheme=scheme.with_(bias_correction=False))
-    without = replace(conversion, plan=plan)
-    if trials.is_better(without, best, limit, in_most_runs=True):
-        options.on_message("no bias correction: the outputs are nearer to the float model without it")
-        return without
-    if best is not conversion:
-        options.on_message("bias correction of activations: the outputs are nearer to the float model with it")
-    return best
-
-
-def _with_mean_errors(conversion: Conversion, trials: Trials, options: Options) -> Conversion | None:
-    """Return the conversion with a correction of the mean errors of activations; None if they cannot be measured."""
-    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
-
-    def compute() -> Ranges:
-        mean_errors = measure_mean_errors(graph, plan, ranges, trials.samples.feeds, options.runtime)
-        return replace(ranges, mean_errors=mean_errors)
-
-    return _with_ranges(conversion, trials, compute)
+    if not scheme.bias_correction or not ranges.means:
+        return
+    with trials.reporting():
+        errors = measure_mean_errors(graph, plan, ranges, trials.samples.feeds, trials.options.runtime)
+        alternative = replace(conversion, ranges=replace(ranges, mean_errors=errors))
+        trials.accepts(alternative, policy.MAX_CORRECTED_LOSS, in_most_runs=True)
+    without = replace(conversion, plan=replace(plan, scheme=scheme.with_(bias_correction=False)))
+    if trials.accepts(without, policy.MAX_CORRECTED_LOSS, in_most_runs=True):
+        trials.options.on_message("no bias correction: the outputs are nearer to the float model without it")
+    elif trials.present is not conversion:
+        trials.options.on_message("bias correction of activations: the outputs are nearer to the float model with it")
 
 
 def _with_extremes(conversion: Conversion) -> Conversion:

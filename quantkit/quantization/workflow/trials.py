@@ -4,26 +4,26 @@ Most conversions need no alternative. To find that out, the accuracy of the firs
 report, which then needs no measurement of its own. Alternatives are compared on the first samples only.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import sqrt
 from time import perf_counter
 
 import numpy as np
 
 from quantkit.errors import QuantkitError
-from quantkit.formats.temporary import temporary_folder
 from quantkit.ir.tensor import Array
 from quantkit.progress import Progress
 from quantkit.quantization.fallback import ERROR, Loss
 from quantkit.quantization.precision import policy
 from quantkit.quantization.report import AccuracyReport
-from quantkit.quantization.workflow.accuracy import measure_accuracy
+from quantkit.quantization.workflow.accuracy import measure_accuracy, written_file
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference, loss_of
 from quantkit.quantization.workflow.options import Options
 
-# Function that returns a conversion, or an alternative that is better.
-Choice = Callable[[Conversion, "Trials", Options], Conversion]
+# Function that offers alternatives of the present conversion to `Trials.accepts`.
+Candidate = Callable[["Trials"], None]
 
 
 class Trials:
@@ -32,6 +32,8 @@ class Trials:
     Attributes:
         reference: outputs of the float model on all calibration samples.
         samples: the same on the samples of a trial.
+        options: options of the quantization.
+        present: best conversion so far.
         is_possible: False if the caller states the decisions, no sample has outputs, or the quantized model cannot run.
         gains: loss that the float layers of a trial remove together, by layer.
         failures: messages of trials that failed.
@@ -44,21 +46,64 @@ class Trials:
         self.samples = reference.first_runs(policy.TRIAL_STEPS if reference.states else policy.TRIAL_RUNS)
         self.gains: dict[str, float] = {}
         self.failures: list[str] = []
+        self.options = options
+        self.present: Conversion
         self._seconds = 0.0
-        self._options = options
         self._reported: tuple[Conversion, AccuracyReport | None] | None = None
         self._best: tuple[Conversion, AccuracyReport] | None = None
 
-    def choose(self, conversion: Conversion, choices: Sequence[Choice]) -> Conversion:
-        """Return the conversion after each choice in turn, while trials are possible and one may be needed."""
-        for number, choice in enumerate(choices):
-            if not self.is_possible or (self._seconds and self.is_good(conversion)):
+    def improve(
+        self, conversion: Conversion, candidates: Sequence[Candidate], *, is_good_enough: bool = True
+    ) -> Conversion:
+        """Return the best of a conversion and the alternatives of each candidate in turn.
+
+        Args:
+            conversion: conversion to replace.
+            candidates: functions that offer alternatives.
+            is_good_enough: a conversion that needs no alternative has none.
+        """
+        self.present = conversion
+        for number, candidate in enumerate(candidates):
+            if not self.is_possible:
                 break
-            if self._seconds:
-                remaining = self._seconds * (len(choices) - number)
-                self._options.on_progress(Progress("comparing alternatives", number, len(choices), seconds=remaining))
-            conversion = choice(conversion, self, self._options)
-        return conversion
+            if is_good_enough:
+                if self.is_good(self.present):
+                    break
+                remaining = self._seconds * (len(candidates) - number)
+                self.options.on_progress(Progress("comparing alternatives", number, len(candidates), seconds=remaining))
+            with self.reporting():
+                candidate(self)
+        return self.present
+
+    def accepts(
+        self,
+        alternative: Conversion,
+        max_loss: float,
+        layers: Iterable[str] = (),
+        *,
+        in_most_runs: bool = False,
+        message: str = "",
+    ) -> bool:
+        """Replace the present conversion by an alternative if that is better; return whether it is.
+
+        Args:
+            alternative, max_loss, layers, in_most_runs: see `is_better`.
+            message: message about a better alternative.
+        """
+        if not self.is_better(alternative, self.present, max_loss, layers, in_most_runs=in_most_runs):
+            return False
+        self.present = alternative
+        if message:
+            self.options.on_message(message)
+        return True
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report the error of an alternative, which then does not count."""
+        try:
+            yield
+        except QuantkitError as error:
+            self._report_failure(error)
 
     def is_good(self, conversion: Conversion) -> bool:
         """Return True if a conversion needs no alternative; False if it cannot be measured."""
@@ -110,11 +155,11 @@ class Trials:
             self.gains |= dict.fromkeys(layers, present.distance - loss.distance)
         return is_better
 
-    def report_failure(self, error: QuantkitError) -> None:
+    def _report_failure(self, error: QuantkitError) -> None:
         """Report the error of a trial, whose alternative does not count."""
         if error.message not in self.failures:
             self.failures.append(error.message)
-            self._options.on_message(f"warning: a trial failed: {error.message}")
+            self.options.on_message(f"warning: a trial failed: {error.message}")
 
     def find_accuracy(self, conversion: Conversion, reference: FloatReference) -> AccuracyReport | None:
         """Return the accuracy of a conversion on all samples of a reference; None if it has not been measured."""
@@ -131,14 +176,14 @@ class Trials:
         """Return True if the report is likely to need the accuracy of a conversion on all samples."""
         if self._reported is not None:
             return self._reported[0] is conversion
-        options = self._options
+        options = self.options
         is_final = options.held_out is None and options.max_drop is None and options.finetune is None
         return is_final and self._best is None and not self.samples.states
 
     def _measure_for_report(self, conversion: Conversion) -> AccuracyReport | None:
         """Return the accuracy on all samples in the fastest runtime; None if no runtime can run it."""
         if self._reported is None:
-            self._options.on_progress(Progress("measuring the calibrated model", 0))
+            self.options.on_progress(Progress("measuring the calibrated model", 0))
             self._reported = conversion, self._measure(conversion, self.reference, conversion.runtimes)
             self.is_possible &= self._reported[1] is not None
         return self._reported[1]
@@ -148,7 +193,7 @@ class Trials:
         if not self.is_possible:
             return None
         if self._best is None or self._best[0] is not conversion:
-            self._options.on_progress(Progress("measuring the calibrated model", 0))
+            self.options.on_progress(Progress("measuring the calibrated model", 0))
             accuracy = self._measure(conversion)
             if accuracy is None:
                 self.is_possible = False
@@ -162,14 +207,12 @@ class Trials:
         """Return the accuracy of a conversion (default: on the first samples, in the runtime that opens it soonest)."""
         start = perf_counter()
         try:
-            with temporary_folder() as folder:
-                file = folder / f"trial{conversion.target.suffixes[0]}"
-                conversion.write(file)
+            with written_file(conversion) as file:
                 names = runtimes or conversion.trial_runtimes
                 by_run = reference is None
                 return measure_accuracy(file, conversion, reference or self.samples, names, by_run=by_run)
         except QuantkitError as error:
-            self.report_failure(error)
+            self._report_failure(error)
             return None
         finally:
             self._seconds = perf_counter() - start

@@ -121,7 +121,7 @@ def _write_and_measure(
         if options.file is not None and conversion.whole is None:
             file = options.file
         conversion.write(file, metadata)
-        samples = {name: array.shape for name, array in next(iter(reference.feeds), {}).items()}
+        samples = reference.sample_shapes
         options.on_progress(Progress("measuring the accuracy", 0))
         accuracy = trials.find_accuracy(conversion, reference) or try_measure_accuracy(file, conversion, reference)
         report = _report(model, conversion, replace(accuracy, doubts=doubts), fallback, file, options, samples)

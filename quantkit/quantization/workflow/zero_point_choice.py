@@ -18,7 +18,6 @@ from math import log10, prod, sqrt
 
 import numpy as np
 
-from quantkit.errors import QuantkitError
 from quantkit.ir.graph import Edge
 from quantkit.quantization.parameters import QuantizationParameters
 from quantkit.quantization.precision import policy
@@ -30,32 +29,29 @@ from quantkit.quantization.scale_migration import observe_again
 from quantkit.quantization.targets.capabilities import RuntimeRules
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.error_signals import measure_gains
-from quantkit.quantization.workflow.options import Options
 from quantkit.quantization.workflow.trials import Trials
 
 REASON = "zero point of its input by a Pad"
 
 
-def add_zero_points(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion with zero points of the tensors with negative values that lose precision without one."""
-    graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges.merge_groups(conversion.plan.groups)
+def add_zero_points(trials: Trials) -> None:
+    """Add zero points of the tensors with negative values that lose precision without one."""
+    conversion, graph, plan = trials.present, trials.present.graph, trials.present.plan
+    ranges = conversion.ranges.merge_groups(plan.groups)
     layers, whole, edges = _find_alternative(conversion)
     losses = {edge: _step_ratio_db(edge, ranges, conversion, whole) for edge in edges if ranges[edge].low < 0}
     losses = {edge: loss for edge, loss in losses.items() if loss > policy.MAX_SIGNED_DB}
     layers = [layer for layer in layers if graph[layer].inputs[0] in losses]
-    if not trials.is_possible or not layers:
-        return conversion
-    try:
-        observed = observe_again(graph, whole.plan, conversion.ranges, losses, trials.reference.feeds, options.runtime)
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return conversion
+    if not layers:
+        return
+    feeds, runtime = trials.reference.feeds, trials.options.runtime
+    observed = observe_again(graph, whole.plan, conversion.ranges, losses, feeds, runtime)
     traffic = _describe_traffic(conversion, layers, trials)
-    options.on_message(
+    trials.options.on_message(
         f"zero points of {len({plan.group_of(edge) for edge in losses})} tensors with negative values before padded "
         f"convolutions, whose ranges cause a loss of up to {max(losses.values()):.1f} dB without one: {traffic}"
     )
-    return _pad(conversion, observed, dict.fromkeys(layers), f"{REASON}: {traffic}")
+    trials.present = _pad(conversion, observed, dict.fromkeys(layers), f"{REASON}: {traffic}")
 
 
 def _step_ratio_db(edge: Edge, ranges: Ranges, *conversions: Conversion) -> float:
@@ -66,35 +62,26 @@ def _step_ratio_db(edge: Edge, ranges: Ranges, *conversions: Conversion) -> floa
     return 20 * log10(steps[0] / steps[1])
 
 
-def choose_zero_points(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
-    """Return the conversion with zero points of the tensors that lose most without one, if its fidelity is better.
-
-    Unlike other alternatives, it is also tried for a conversion with a good fidelity.
-    """
-    graph, plan = conversion.graph, conversion.plan
+def choose_zero_points(trials: Trials) -> None:
+    """Offer zero points of the tensors that lose most without one."""
+    conversion, graph, plan = trials.present, trials.present.graph, trials.present.plan
     layers, whole, edges = _find_alternative(conversion)
-    if not trials.is_possible or not edges:
-        return conversion
-    try:
-        ranges = observe_again(graph, whole.plan, conversion.ranges, edges, trials.reference.feeds, options.runtime)
-        gains, noise = measure_gains(conversion, replace(whole, ranges=ranges), trials.samples, options)
-    except QuantkitError as error:
-        trials.report_failure(error)
-        return conversion
+    if not edges:
+        return
+    feeds, options = trials.reference.feeds, trials.options
+    ranges = observe_again(graph, whole.plan, conversion.ranges, edges, feeds, options.runtime)
+    gains, noise = measure_gains(conversion, replace(whole, ranges=ranges), trials.samples, options)
     groups = dict(_choose_groups(gains, noise))
     inputs = {layer: plan.group_of(graph[layer].inputs[0]) for layer in layers}
     errors = {layer: groups[group] for layer, group in inputs.items() if group in groups}
     if not errors:
-        return conversion
+        return
     traffic = _describe_traffic(conversion, errors, trials)
-    alternative = _pad(conversion, ranges, errors, f"{REASON}: {traffic}")
-    if not trials.is_better(alternative, conversion, 1.0, errors):
-        return conversion
-    options.on_message(
+    message = (
         f"zero points of {len(groups)} of {len(gains)} tensors before padded convolutions: the outputs are nearer to "
         f"the float model; {traffic}"
     )
-    return alternative
+    trials.accepts(_pad(conversion, ranges, errors, f"{REASON}: {traffic}"), 1.0, errors, message=message)
 
 
 def _find_alternative(conversion: Conversion) -> tuple[list[str], Conversion, list[Edge]]:
@@ -112,8 +99,8 @@ def _changed_edges(conversion: Conversion, other: Conversion) -> list[Edge]:
 
 def _describe_traffic(conversion: Conversion, layers: Iterable[str], trials: Trials) -> str:
     """Return the estimated traffic of Pad ops before layers, two bytes for each value, and the scheme without them."""
-    graph, samples = conversion.graph, trials.samples.feeds[0]
-    shapes = infer_sample_shapes(graph, {name: array.shape for name, array in samples.items()})
+    graph = conversion.graph
+    shapes = infer_sample_shapes(graph, trials.samples.sample_shapes)
     sizes = (prod(size or 1 for size in shapes[edge].dims or ()) for edge in {graph[each].inputs[0] for each in layers})
     return (
         f"the Pad ops read and write an estimated {2 * sum(sizes) / 1e6:.2g} MB (a scheme omits them: activations = "

@@ -26,7 +26,7 @@ from quantkit.quantization.workflow.calibration_run import compute_ranges
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.options import Options
-from quantkit.quantization.workflow.trials import Trials
+from quantkit.quantization.workflow.trials import Candidate, Trials
 from quantkit.quantization.workflow.zero_point_choice import _choose_groups, add_zero_points, choose_zero_points
 from quantkit.runtimes import open_session
 
@@ -224,6 +224,10 @@ def calibrate(graph: Graph, plan: Plan, samples: np.ndarray) -> tuple[Ranges, Fl
     return *compute_ranges(qk.load(graph), graph, plan, as_dataset(samples), options), options, messages
 
 
+def _improve(trials: Trials, conversion: Conversion, candidate: Candidate) -> Conversion:
+    return trials.improve(conversion, [candidate], is_good_enough=False)
+
+
 @pytest.mark.engine
 def test_tensors_with_negative_values_get_zero_points_by_their_ranges() -> None:
     samples = np.random.default_rng(0).normal(0, 1, (4, 16, 6, 6)).astype(np.float32)
@@ -231,7 +235,7 @@ def test_tensors_with_negative_values_get_zero_points_by_their_ranges() -> None:
     graph, plan = plan_of(PADDED["uneven"])
     ranges, reference, options, messages = calibrate(graph, plan, samples)
     conversion = Conversion(graph, plan, ranges)
-    alternative = add_zero_points(conversion, Trials(reference, options), options)
+    alternative = _improve(Trials(reference, options), conversion, add_zero_points)
     formats = {str(edge): str(spec) for edge, spec in alternative.plan.activations.items()}
     assert formats == {"x": "qint8 symmetric", "gate": "qint8 affine"}, "the range of x is symmetric"
     assert alternative.plan.refined.keys() == {"y"}
@@ -242,11 +246,11 @@ def test_tensors_with_negative_values_get_zero_points_by_their_ranges() -> None:
     )
     assert 1.5 < parameters.scale / padded.scale < 2.01
     stated = replace(options, scheme=plan.scheme)
-    assert add_zero_points(conversion, Trials(reference, stated), stated) is conversion, "a scheme is kept"
+    assert _improve(Trials(reference, stated), conversion, add_zero_points) is conversion, "a scheme is kept"
     graph, plan = plan_of(PADDED["relu"])
     ranges, reference, options, _ = calibrate(graph, plan, samples)
     unsigned = Conversion(graph, plan, ranges)
-    assert add_zero_points(unsigned, Trials(reference, options), options) is unsigned
+    assert _improve(Trials(reference, options), unsigned, add_zero_points) is unsigned
 
 
 @pytest.mark.engine
@@ -266,7 +270,7 @@ def test_tensors_with_most_of_the_loss_get_zero_points(monkeypatch: pytest.Monke
     wide = Ranges({**ranges.ranges, Edge("relu3"): Range(0.0, 8 * ranges[Edge("relu3")].high)})
     conversion = Conversion(graph, plan, replace(ranges, ranges=wide.ranges))
     trials = Trials(reference, options)
-    alternative = choose_zero_points(conversion, trials, options)
+    alternative = _improve(trials, conversion, choose_zero_points)
     formats = {str(edge): str(spec) for edge, spec in alternative.plan.activations.items()}
     assert formats == dict.fromkeys(("x", "relu1", "relu2"), "qint8 symmetric") | {"relu3": "qint8 affine"}
     assert alternative.plan.refined.keys() == {"conv4"}
@@ -277,11 +281,11 @@ def test_tensors_with_most_of_the_loss_get_zero_points(monkeypatch: pytest.Monke
     changed = {edge for edge in ranges if alternative.ranges[edge] != conversion.ranges[edge]}
     assert changed <= {Edge("relu3")}
     stated = replace(options, scheme=plan.scheme)
-    assert choose_zero_points(conversion, Trials(reference, stated), stated) is conversion, "a scheme is kept"
-    assert choose_zero_points(alternative, Trials(reference, options), options) is alternative, "the rest loses little"
+    assert _improve(Trials(reference, stated), conversion, choose_zero_points) is conversion, "a scheme is kept"
+    assert _improve(Trials(reference, options), alternative, choose_zero_points) is alternative, "the rest loses little"
     trials = Trials(reference, options)
-    trials.is_better = lambda *arguments: False  # type: ignore[method-assign]
-    assert choose_zero_points(conversion, trials, options) is conversion, "the outputs are not nearer"
+    trials.accepts = lambda *arguments, **flags: False  # type: ignore[method-assign]
+    assert _improve(trials, conversion, choose_zero_points) is conversion, "the outputs are not nearer"
     monkeypatch.setattr(policy, "MAX_GAIN_MACS", 0.0)
-    assert choose_zero_points(conversion, Trials(reference, options), options) is conversion
+    assert _improve(Trials(reference, options), conversion, choose_zero_points) is conversion
     assert "the runs would take too long" in messages[-1]

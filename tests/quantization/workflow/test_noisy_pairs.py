@@ -1,7 +1,6 @@
 """Layers that share a tensor that is rounded twice become float together."""
 
-from collections.abc import Collection, Iterable
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,10 @@ from quantkit.quantization import Scheme, annotate
 from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.workflow import error_signals, lossy_layers
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.float_reference import FloatReference
 from quantkit.quantization.workflow.lossy_layers import exclude_noisy_layers
 from quantkit.quantization.workflow.options import Options
+from quantkit.quantization.workflow.trials import Trials
 
 TEXT = """
     inputs: x
@@ -36,6 +37,28 @@ TEXT = """
 NEIGHBORS = {"c1": {"c2"}, "c2": {"c1", "c3"}, "c3": {"c2", "y"}, "y": {"c3"}}
 
 
+class ScriptedTrials(Trials):
+    """Trials in which a function decides whether the float forms of layers are better."""
+
+    def __init__(self, accept: Callable[[set[str]], bool]) -> None:
+        super().__init__(FloatReference(), Options(None))
+        self.accept, self.is_possible = accept, True
+
+    def is_good(self, conversion: Conversion) -> bool:
+        return False
+
+    def is_better(
+        self,
+        alternative: Conversion,
+        conversion: Conversion,
+        max_loss: float,
+        layers: Iterable[str] = (),
+        *,
+        in_most_runs: bool = False,
+    ) -> bool:
+        return self.accept(set(layers))
+
+
 @pytest.mark.parametrize("first", NEIGHBORS)
 @pytest.mark.parametrize("fraction", [0.6, 0.1])
 def test_the_noisiest_layer_is_tried_with_its_noisiest_neighbor(
@@ -54,13 +77,12 @@ def test_the_noisiest_layer_is_tried_with_its_noisiest_neighbor(
         measured[0] = set(layers)
         return {layer: fraction - 0.01 * number for number, layer in enumerate(sorted(layers))}
 
-    def is_better(alternative: Conversion, present: Conversion, max_loss: float, layers: Iterable[str]) -> bool:
-        tried.append(set(layers))
+    def accept(layers: set[str]) -> bool:
+        tried.append(layers)
         return True
 
     monkeypatch.setattr(lossy_layers, "measure_noise_fractions", measure)
-    trials: Any = SimpleNamespace(is_good=lambda conversion: False, samples=None, is_better=is_better)
-    result = exclude_noisy_layers(conversion, trials, Options(None))
+    result = ScriptedTrials(accept).improve(conversion, [exclude_noisy_layers])
     assert measured == [NEIGHBORS[first]]
     pair = {first, min(NEIGHBORS[first])}
     assert tried == ([pair] if fraction > 0.25 else [])
@@ -76,13 +98,12 @@ def test_the_two_noisiest_layers_are_tried_if_the_noise_of_the_outputs_is_not_me
     conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0)), sqnr=sqnr))
     tried: list[set[str]] = []
 
-    def is_better(alternative: Conversion, present: Conversion, max_loss: float, layers: Iterable[str]) -> bool:
-        tried.append(set(layers))
-        return len(tried[-1]) == 2
+    def accept(layers: set[str]) -> bool:
+        tried.append(layers)
+        return len(layers) == 2
 
     monkeypatch.setattr(lossy_layers, "measure_noise_fractions", lambda *arguments: {})
-    trials: Any = SimpleNamespace(is_good=lambda conversion: False, samples=None, is_better=is_better)
-    exclude_noisy_layers(conversion, trials, Options(None))
+    ScriptedTrials(accept).improve(conversion, [exclude_noisy_layers])
     noisiest = [plan.patterns[index].layer for index in (1, 3)]
     assert tried[-1] == set(noisiest)
 
@@ -95,13 +116,12 @@ def test_one_of_two_layers_stays_in_int8(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(plan.patterns) == 2
     tried: list[set[str]] = []
 
-    def is_better(alternative: Conversion, present: Conversion, max_loss: float, layers: Iterable[str]) -> bool:
-        tried.append(set(layers))
-        return len(tried[-1]) == 2
+    def accept(layers: set[str]) -> bool:
+        tried.append(layers)
+        return len(layers) == 2
 
     monkeypatch.setattr(lossy_layers, "measure_noise_fractions", lambda *arguments: {"c1": 0.5, "c2": 0.5})
-    trials: Any = SimpleNamespace(is_good=lambda conversion: False, samples=None, is_better=is_better)
-    assert exclude_noisy_layers(conversion, trials, Options(None)) is conversion
+    assert ScriptedTrials(accept).improve(conversion, [exclude_noisy_layers]) is conversion
     assert tried == [{"c1"}, {"c2"}]
 
 
@@ -117,6 +137,6 @@ def test_no_noise_is_measured_where_the_sizes_of_an_output_depend_on_values(monk
 
     monkeypatch.setattr(error_signals, "_open_probe", open_probe)
     values = np.zeros((1, 8, 8, 4), np.float32)
-    reference: Any = SimpleNamespace(feeds=[{"x": values}], outputs=[{"y": values}], states={})
+    reference = FloatReference(feeds=[{"x": values}], outputs=[{"y": values}])
     assert error_signals.measure_noise_fractions(conversion, reference, Options(None)) == {}
     assert opened == [conversion]

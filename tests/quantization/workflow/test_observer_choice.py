@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,8 +73,7 @@ def test_the_extremes_replace_ranges_that_clip_the_signal() -> None:
     options = Options(None, calibration=SAMPLES, on_message=messages.append)
     conversion, reference = calibrate(options)
     clipped = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
-    trials = Trials(reference, options)
-    best = choose_observer(clipped, trials, options)
+    best = Trials(reference, options).improve(clipped, [choose_observer])
     assert best.plan.scheme.observer == "min_max"
     assert best.ranges.ranges == conversion.ranges.extremes
     assert best.ranges.provenance.scheme == best.plan.scheme.digest
@@ -84,17 +83,17 @@ def test_the_extremes_replace_ranges_that_clip_the_signal() -> None:
 def test_ranges_stay_if_the_extremes_are_worse_or_the_ranges_are_good() -> None:
     options = Options(None, calibration=SAMPLES)
     conversion, reference = calibrate(options)
-    assert choose_observer(conversion, Trials(reference, options), options) is conversion
+    assert Trials(reference, options).improve(conversion, [choose_observer]) is conversion
     wide = replace(conversion.ranges, ranges=scale(conversion.ranges, 0.5), extremes=scale(conversion.ranges, 1e4))
     clipped = replace(conversion, ranges=wide)
-    assert choose_observer(clipped, Trials(reference, options), options) is clipped
+    assert Trials(reference, options).improve(clipped, [choose_observer]) is clipped
 
 
 def test_the_observer_of_the_caller_is_kept() -> None:
     stated = Options(None, calibration=SAMPLES, observer="mean_squared_error")
     conversion, reference = calibrate(stated)
     clipped = replace(conversion, ranges=replace(conversion.ranges, ranges=scale(conversion.ranges, 0.1)))
-    assert choose_observer(clipped, Trials(reference, stated), stated) is clipped
+    assert Trials(reference, stated).improve(clipped, [choose_observer]) is clipped
 
 
 def test_a_scheme_of_the_caller_has_no_trials() -> None:
@@ -207,12 +206,12 @@ def test_all_migrations_without_a_cost_in_latency_are_compared(
     """The first one that is good is not always the best one."""
     tried = []
 
-    class FixedTrials:
+    class FixedTrials(Trials):
         def is_good(self, conversion: Any) -> bool:
             return bool(conversion.loss <= 0.025)
 
-        def is_better(self, alternative: Any, conversion: Any, max_loss: float, *, in_most_runs: bool) -> bool:
-            assert in_most_runs
+        def is_better(self, alternative: Any, conversion: Any, max_loss: float, *arguments: Any, **flags: Any) -> bool:
+            assert flags == {"in_most_runs": True}
             tried.append(alternative)
             return bool(alternative.loss < max_loss * conversion.loss)
 
@@ -220,14 +219,19 @@ def test_all_migrations_without_a_cost_in_latency_are_compared(
         ranges = SimpleNamespace(scales=scales)
         return SimpleNamespace(graph=SimpleNamespace(dialect="onnx"), plan=None, ranges=ranges, loss=loss)
 
-    def find_scales(*arguments: Any, inserts: bool) -> dict[Edge, Any]:
-        return {Edge("x"): (arguments[3], inserts)}
+    def find_scales(graph: Any, plan: Any, ranges: Any, strength: float = 0.5, *, inserts: bool) -> dict[Edge, Any]:
+        return {Edge("x"): (strength, inserts)}
 
     monkeypatch.setattr(observer_choice, "find_scales", find_scales)
-    monkeypatch.setattr(observer_choice, "_with_channel_maxima", lambda present, *_: present)
+    monkeypatch.setattr(observer_choice, "with_channel_maxima", lambda graph, plan, ranges, *_: ranges)
     monkeypatch.setattr(
-        observer_choice, "_with_scales", lambda _, scales, *__: conversion(scales, losses[scales[Edge("x")]])
+        observer_choice, "with_migrated_scales", lambda graph, plan, ranges, scales, *_: SimpleNamespace(scales=scales)
     )
-    result = observer_choice.choose_scales(conversion({}, 1.0), cast(Trials, FixedTrials()), Options(None))
+    monkeypatch.setattr(
+        observer_choice, "replace", lambda _, ranges: conversion(ranges.scales, losses[ranges.scales[Edge("x")]])
+    )
+    trials = FixedTrials(FloatReference(), Options(None))
+    trials.is_possible = True
+    result = trials.improve(conversion({}, 1.0), [observer_choice.choose_scales])
     assert result.ranges.scales == {Edge("x"): best}
     assert len(tried) == num_tried
