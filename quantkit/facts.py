@@ -1,4 +1,4 @@
-"""Facts of a report, as text and as HTML for notebooks."""
+"""Texts of reports."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -36,18 +36,6 @@ def format_facts(title: str, facts: Facts, notes: Iterable[str] = ()) -> str:
     return "\n".join([title, *(f"  {name:<12} {value}" for name, value in facts), *(f"  {note}" for note in notes)])
 
 
-def format_facts_as_html(title: str, facts: Facts, notes: Iterable[str] = ()) -> str:
-    """Return a title, a table with one row for each fact, and one paragraph for each note."""
-    paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return f"<p>{escape(title)}</p>{facts_table(facts)}{paragraphs}"
-
-
-def facts_table(facts: Facts) -> str:
-    """Return an HTML table with one row for each fact."""
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts)
-    return f"<table>{rows}</table>"
-
-
 def align_columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
     """Return the lines of a table.
 
@@ -64,10 +52,3 @@ def align_columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> l
         ).rstrip()
         for row in rows
     ]
-
-
-def plain_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return an HTML table with a heading."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"

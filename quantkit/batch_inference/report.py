@@ -10,7 +10,7 @@ from quantkit.batch_inference.rows import Row
 from quantkit.batch_inference.simulation import MeasuredParts, simulate_run
 from quantkit.data import InputTimes
 from quantkit.data.preparation import describe_rates
-from quantkit.facts import format_facts, format_facts_as_html
+from quantkit.facts import PlainReport, format_facts
 from quantkit.workers import WorkerUsage
 
 # Worker counts of the scaling report.
@@ -35,7 +35,7 @@ class ResultFile:
 
 
 @dataclass(frozen=True, repr=False)
-class BatchInference:
+class BatchInference(PlainReport):
     """Result of a batch inference.
 
     Attributes:
@@ -167,7 +167,3 @@ class BatchInference:
 
     def __str__(self) -> str:
         return format_facts(self._title, self._facts, self._notes)
-
-    def _repr_html_(self) -> str:
-        """Return the report as HTML for notebooks."""
-        return format_facts_as_html(self._title, self._facts, self._notes)

@@ -33,7 +33,7 @@ from quantkit.evaluation.opened_model import describe_assumption, options_for
 from quantkit.evaluation.options import DATA, MODEL, TASK, ClassifierOptions, DatasetOptions, MetricLimits
 from quantkit.evaluation.output_sqnr import OutputSqnr
 from quantkit.evaluation.tasks import Score, find_task
-from quantkit.facts import RANDOM_WEIGHTS_NOTE, format_facts, format_facts_as_html
+from quantkit.facts import RANDOM_WEIGHTS_NOTE, PlainReport, format_facts
 from quantkit.model import as_model
 from quantkit.model.early_checks import check_sources
 from quantkit.model.options import OFFLINE
@@ -48,7 +48,7 @@ COMPARE_HINT = "quantkit compare finds the first bad layer"
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation:
+class Evaluation(PlainReport):
     """Metrics of a model on a dataset.
 
     Attributes:
@@ -218,10 +218,6 @@ class Evaluation:
 
     def __str__(self) -> str:
         return format_facts(self._title, self._facts, self._notes)
-
-    def _repr_html_(self) -> str:
-        """Return the metrics as HTML for notebooks."""
-        return format_facts_as_html(self._title, self._facts, self._notes)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,7 +22,7 @@ from quantkit.evaluation.classifier import Classifier, ImagePredictions, Rejecte
 from quantkit.evaluation.interrupted import EvaluationInterrupted
 from quantkit.evaluation.opened_model import OpenedModel, describe_assumption, open_model
 from quantkit.evaluation.options import MODEL, ClassifierOptions
-from quantkit.facts import RANDOM_WEIGHTS_NOTE
+from quantkit.facts import RANDOM_WEIGHTS_NOTE, PlainReport
 from quantkit.ir.tensor import Array
 from quantkit.model import Model, as_model
 from quantkit.model.options import OFFLINE, RANDOM_WEIGHTS
@@ -43,7 +42,7 @@ OnImage = Callable[[ImagePredictions | RejectedImage], None]
 
 
 @dataclass(frozen=True, repr=False)
-class Classification(Sequence[ImagePredictions]):
+class Classification(PlainReport, Sequence[ImagePredictions]):
     """Predictions of several images; a sequence of `ImagePredictions`.
 
     Attributes:
@@ -146,11 +145,6 @@ class Classification(Sequence[ImagePredictions]):
 
     def __str__(self) -> str:
         return "\n".join((*map(str, self.images), self.summary, *self.notes))
-
-    def _repr_html_(self) -> str:
-        """Return the predictions as HTML for notebooks."""
-        lines = "".join(f"<p>{escape(line)}</p>" for line in (self.summary, *self.notes))
-        return "".join(image._repr_html_() for image in self.images) + lines
 
 
 @dataclass(frozen=True, kw_only=True)

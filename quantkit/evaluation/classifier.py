@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from quantkit.data.pipeline import Prepared
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import GraphError, InputError, UsageError
 from quantkit.evaluation.classification_metrics import are_probabilities
+from quantkit.facts import PlainReport
 from quantkit.ir.tensor import Array
 from quantkit.runtimes.session import Session
 
@@ -54,7 +54,7 @@ class StageSeconds(NamedTuple):
         return sum(self)
 
 
-class ImagePredictions(list[Prediction]):
+class ImagePredictions(PlainReport, list[Prediction]):
     """Most probable classes of one image, the best first.
 
     Attributes:
@@ -87,13 +87,6 @@ class ImagePredictions(list[Prediction]):
     def __str__(self) -> str:
         rows = (f"{self.score_text(prediction)}  {prediction.label}" for prediction in self)
         return "\n".join((self.image, *rows))
-
-    def _repr_html_(self) -> str:
-        """Return the predictions as HTML for notebooks."""
-        rows = "".join(
-            f"<tr><td>{self.score_text(prediction)}</td><td>{escape(prediction.label)}</td></tr>" for prediction in self
-        )
-        return f"<table><caption>{escape(self.image)}</caption>{rows}</table>"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from math import isfinite
 from typing import Any
 
@@ -11,7 +10,7 @@ from quantkit.data.preprocessing import Preprocessing
 from quantkit.drawing.bar_chart import BarChart
 from quantkit.errors import CheckError
 from quantkit.evaluation.optimizer_changes import OptimizerChange
-from quantkit.facts import align_columns, plain_table
+from quantkit.facts import PlainReport, align_columns
 from quantkit.runtimes.session import RuntimeVersion
 
 # Below 10 dB less than two bits are correct.
@@ -107,7 +106,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True, repr=False)
-class LayerComparison:
+class LayerComparison(PlainReport):
     """All tensors that two versions of a model have in common.
 
     Attributes:
@@ -290,12 +289,6 @@ class LayerComparison:
 
     def __str__(self) -> str:
         return self.text()
-
-    def _repr_html_(self) -> str:
-        """Return the report as HTML for notebooks."""
-        table = plain_table(COLUMNS, (row.cells for row in self.worst_first[:MAX_ROWS]))
-        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.headlines)
-        return f"{paragraphs}{table}<p>{escape(LEGEND)}</p>"
 
 
 def _shorten_names(cells: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from quantkit import formats
 from quantkit.arguments import public
 from quantkit.errors import InputError, UsageError
-from quantkit.facts import facts_table
+from quantkit.facts import PlainReport
 from quantkit.formats import metadata, onnx
 from quantkit.formats.saved_model import Signature
 from quantkit.ir.graph import Edge, Graph
@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, repr=False)
-class Model:
+class Model(PlainReport):
     """Network with its signature, model card, preprocessing and labels.
 
     Attributes:
@@ -281,25 +281,13 @@ class Model:
         }
 
     def __repr__(self) -> str:
-        return f"Model({', '.join((repr(self.name), *self._facts.values()))})"
-
-    def _repr_html_(self) -> str:
-        return facts_table([("model", self.name), *self._facts.items()])
-
-    @property
-    def _facts(self) -> dict[str, str]:
-        """Short texts about the model, for its representations; none of them reads a file."""
-        facts = {}
+        text = str(self.runnable)  # no file is read
         if isinstance(self.runnable, Graph):
             inputs, outputs = (", ".join(map(str, edges)) for edges in (self.runnable.inputs, self.runnable.outputs))
-            facts["graph"] = f"{len(self.runnable)} nodes, {inputs} -> {outputs}"
-        else:
-            facts["file"] = str(self.runnable)
-        if self.card is not None and self.card.name != self.name:
-            facts["card"] = f"card {self.card.name!r}"
-        if self.has_random_weights:
-            facts["weights"] = "random weights"
-        return facts
+            text = f"{len(self.runnable)} nodes, {inputs} -> {outputs}"
+        card = [f"card {self.card.name!r}"] if self.card is not None and self.card.name != self.name else []
+        weights = ["random weights"] if self.has_random_weights else []
+        return f"Model({', '.join((repr(self.name), text, *card, *weights))})"
 
 
 def endpoint_flags(inputs: tuple[Edge | str, ...] | None, outputs: tuple[Edge | str, ...] | None) -> tuple[str, ...]:

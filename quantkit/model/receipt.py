@@ -14,7 +14,7 @@ from typing import Any
 
 from quantkit.arguments import expand_user, public, require_path, type_name, without_none
 from quantkit.errors import CheckError, InputError, UsageError, one_line
-from quantkit.facts import format_facts, format_facts_as_html
+from quantkit.facts import PlainReport, format_facts
 from quantkit.formats import metadata, model_path
 from quantkit.formats.content_digest import content_digest
 from quantkit.model.model import Model
@@ -34,7 +34,7 @@ FIGURES = ("top1", "agreement", "sqnr", "equal", "task")
 
 
 @dataclass(frozen=True, repr=False)
-class ReceiptCheck:
+class ReceiptCheck(PlainReport):
     """Receipt of a file, and the result of its check.
 
     Attributes:
@@ -93,9 +93,6 @@ class ReceiptCheck:
 
     def __str__(self) -> str:
         return format_facts(str(self.file), self._facts, self._notes)
-
-    def _repr_html_(self) -> str:
-        return format_facts_as_html(str(self.file), self._facts, self._notes)
 
 
 @public

@@ -9,7 +9,7 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.errors import CheckError, UsageError
-from quantkit.facts import RANDOM_WEIGHTS_NOTE, plain_table
+from quantkit.facts import RANDOM_WEIGHTS_NOTE, PlainReport
 from quantkit.formats.sizes import format_size
 from quantkit.ir.graph import Graph
 from quantkit.ir.rewrite import Skip
@@ -90,7 +90,7 @@ class Record:
 
 
 @dataclass(frozen=True, repr=False)
-class Trace:
+class Trace(PlainReport):
     """Records of all steps of a run, in order.
 
     Attributes:
@@ -201,14 +201,6 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({len(self.records)} steps, {len(self.before)} -> {len(self.after)} nodes)"
-
-    def _repr_html_(self) -> str:
-        rows = []
-        for record in self.records:
-            result = record.undone or record.ignored or record.check
-            nodes = f"{record.nodes[0]} → {record.nodes[1]}"
-            rows.append((str(record.step), nodes, str(len(record.changes)), str(len(record.skips)), result))
-        return plain_table(("step", "nodes", "changes", "skips", "check"), rows)
 
 
 def check_trace_path(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from quantkit import formats
 from quantkit.arguments import public, without_none
 from quantkit.errors import CheckError, QuantkitError, UsageError
-from quantkit.facts import RANDOM_WEIGHTS_NOTE, facts_table
+from quantkit.facts import RANDOM_WEIGHTS_NOTE, PlainReport
 from quantkit.formats import onnx
 from quantkit.formats.sizes import count_file_bytes
 from quantkit.ir.graph import Edge, Graph
@@ -70,7 +70,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, repr=False)
-class Summary:
+class Summary(PlainReport):
     """Facts about a model.
 
     Attributes:
@@ -207,10 +207,6 @@ class Summary:
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<14} {text}" for label, text in self.rows)
-
-    def _repr_html_(self) -> str:
-        """Return the facts as HTML for notebooks."""
-        return facts_table(self.rows)
 
 
 @public

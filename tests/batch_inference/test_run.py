@@ -104,7 +104,7 @@ def test_rows_are_predictions_in_the_order_of_the_dataset(
     ]
     assert result.samples == 20
     assert "1 samples rejected" in str(result)
-    assert result._repr_html_().startswith("<p>digits")
+    assert result._repr_html_().startswith("<pre>digits")
     assert json.loads((tmp_path / "out" / "report.json").read_text())["schema"] == "quantkit.run/1"
 
 

@@ -82,7 +82,7 @@ def test_endpoints_can_be_replaced() -> None:
 def test_representations_name_the_model() -> None:
     model = qk.load("digits", random_weights=False)
     assert repr(model) == f"Model('digits', {len(model.graph)} nodes, Mul -> softmax)"
-    assert "<th>model</th><td>digits</td>" in model._repr_html_()
+    assert model._repr_html_().startswith("<pre>Model(&#x27;digits&#x27;")
     document = model.to_json()
     assert document["schema"] == "quantkit.model/1"
     assert document["inputs"] == ["Mul"]

@@ -187,7 +187,7 @@ def test_trace_prints_well() -> None:
     assert change == "    changed  same (Identity)"
     assert last.startswith("verified on inputs of seed 0")
     assert repr(trace) == "Trace(1 steps, 4 -> 3 nodes)"
-    assert "<td>remove_nodes(op=Identity)</td><td>4 → 3</td>" in trace._repr_html_()
+    assert change in trace._repr_html_()
 
 
 def test_trace_of_ignored_undone_and_function_steps(tmp_path: Path) -> None:

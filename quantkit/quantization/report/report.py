@@ -1,4 +1,4 @@
-"""Verdict on a quantized model: its values, and their text and HTML."""
+"""Verdict on a quantized model: its values and their text."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Failure, format_latency
 from quantkit.data.preprocessing import Preprocessing
 from quantkit.errors import CheckError
-from quantkit.facts import join_names, plain_table
+from quantkit.facts import PlainReport, join_names
 from quantkit.formats.sizes import format_size
 from quantkit.quantization.fallback import Fallback
 from quantkit.quantization.finetuning.report import FineTuning
@@ -46,7 +46,7 @@ class NextStep:
 
 
 @dataclass(frozen=True)
-class QuantizationReport:
+class QuantizationReport(PlainReport):
     """Verdict on a quantized model.
 
     Attributes:
@@ -109,20 +109,11 @@ class QuantizationReport:
         """True if all layers stay float."""
         return not (self.census.num_patterns or self.scheme.weights_only)
 
-    @property
-    def preprocessing_text(self) -> str:
-        """Preprocessing of the calibration samples as text."""
-        preprocessing = self.preprocessing
-        return preprocessing if isinstance(preprocessing, str) else preprocessing.description
-
     def __repr__(self) -> str:
         return f"QuantizationReport({self.model!r}, target={self.target!r}, {format_size(self.num_bytes)})"
 
     def __str__(self) -> str:
         return "\n".join(_report_lines(self))
-
-    def _repr_html_(self) -> str:
-        return _report_html(self)
 
     def require_max_drop(self) -> None:
         """Check that the accuracy search reached ``max_drop``.
@@ -200,61 +191,9 @@ def _report_lines(report: QuantizationReport) -> Iterator[str]:
     if report.fallback is not None:
         yield from _search_lines(report, report.fallback)
     if isinstance(report.preprocessing, Preprocessing):
-        yield f"preprocessing: {report.preprocessing_text}"
+        yield f"preprocessing: {report.preprocessing.description}"
     yield from _accuracy_lines(report)
     yield from _latency_lines(report)
-
-
-def _report_html(report: QuantizationReport) -> str:
-    """Return the report as HTML tables: op counts by precision, float fallbacks and key figures."""
-    parts = []
-    if not report.scheme.weights_only:
-        ops = [(op, str(int8 or ""), str(floats or "")) for op, (int8, floats) in report.census.table.items()]
-        parts.append(plain_table(("op", INT8, FLOAT), ops))
-    fallbacks = report.census.float_fallbacks
-    if fallbacks:
-        rows = [
-            (node.name, node.op, "" if node.macs is None else _format_count(node.macs), node.reason)
-            for node in fallbacks
-        ]
-        parts.append(plain_table(("float fallback", "op", "MACs", "reason"), rows))
-    parts.append(plain_table(("figure", "value"), _figures(report)))
-    return "".join(parts)
-
-
-def _figures(report: QuantizationReport) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each key figure."""
-    census, quality, latency = report.census, report.accuracy.quality, report.latency
-    yield "model", report.model
-    yield "target", report.target
-    if report.output is not None:
-        yield "file", str(report.output)
-    yield "size", f"{format_size(report.num_bytes)}, float model {format_size(report.float_num_bytes)}"
-    yield "int8 weights", f"{report.num_weights} constants"
-    if not report.scheme.weights_only:
-        yield "precision", _int8_text(census)
-        yield "quantize/dequantize boundaries", str(census.boundaries)
-    if census.executed:
-        yield "int8 fraction after the rewrites of the runtime", _executed_text(census)
-    if quality is not None and quality.agreement is not None:
-        yield "agreement with the float model", f"{quality.agreement}, on {report.accuracy.samples}"
-    if report.accuracy.sqnr is not None:
-        yield "SQNR", f"{report.accuracy.sqnr}, on {report.accuracy.samples}"
-    for each in latency.runtimes:
-        yield f"speed-up in {each.runtime}", each.speedup.verdict
-        yield f"latency in {each.runtime}, float -> int8", _format_latencies(*each.milliseconds)
-    if latency.benchmark is not None:
-        yield "latency", _comparison_line(latency.benchmark)
-    yield "threads", report.threads
-    yield "preprocessing", report.preprocessing_text
-    for doubt in report.accuracy.doubts:
-        yield "warning", doubt
-    for warning in report.warnings:
-        yield "warning", warning
-    if report.next_step is not None:
-        yield "recommendation", report.next_step.reason
-        yield from ((cause.kind, cause.text) for cause in report.next_step.causes)
-        yield "next command", report.next_step.command
 
 
 def _size_line(report: QuantizationReport) -> str:

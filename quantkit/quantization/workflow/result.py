@@ -9,6 +9,7 @@ from typing import Any
 
 from quantkit.arguments import expand_user
 from quantkit.data import Preprocessing
+from quantkit.facts import PlainReport
 from quantkit.formats.metadata import with_metadata
 from quantkit.formats.sizes import format_size
 from quantkit.model import Model
@@ -23,7 +24,7 @@ from quantkit.recipes.trace import Trace
 
 
 @dataclass(frozen=True)
-class QuantizationResult:
+class QuantizationResult(PlainReport):
     """A quantized model with the decisions, the ranges and the report that belong to it.
 
     Attributes:
@@ -85,9 +86,6 @@ class QuantizationResult:
 
     def __str__(self) -> str:
         return str(self.report)
-
-    def _repr_html_(self) -> str:
-        return self.report._repr_html_()
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

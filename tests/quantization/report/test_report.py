@@ -29,13 +29,11 @@ def test_repr_is_one_short_line() -> None:
     assert len(repr(report())) < 80
 
 
-def test_html_consists_of_tables_with_escaped_cells() -> None:
+def test_html_is_the_escaped_text() -> None:
     page = report()._repr_html_()
-    assert page.count("<table>") == page.count("</table>") == 3
-    assert "<tr><td>Conv2D</td><td>2</td><td></td></tr>" in page
-    assert "<td>a&lt;b&gt;</td><td>Softmax</td><td>0.2 million</td><td>no int8 kernel &amp; no data</td>" in page
-    assert "<td>precision</td><td>90.0 % of the MACs are int8</td>" in page
-    assert "<td>model</td><td>net&lt;1&gt;</td>" in page
+    assert "  float fallback: a&lt;b&gt; (Softmax, 0.2 million MACs): no int8 kernel &amp; no data" in page
+    assert "90.0 % of the MACs are int8" in page
+    assert "net&lt;1&gt;" in page
     for text in ("<b>", "<1>", "<x>", "<max", "<them>"):
         assert text not in page
 
@@ -74,7 +72,6 @@ def test_latencies_have_the_same_number_of_decimals(milliseconds: tuple[float, f
     before, after = milliseconds
     measured = replace(report(), latency=make_latency({"float openvino": before, "int8 openvino": after}))
     assert text in str(measured)
-    assert f"<td>{text.replace('>', '&gt;')}</td>" in measured._repr_html_()
 
 
 def test_each_speed_up_names_its_runtime() -> None:
@@ -89,7 +86,6 @@ def test_each_speed_up_names_its_runtime() -> None:
         "int8 in onnxruntime 0.400 ms, int8 in openvino 0.500 ms, float in openvino 1.000 ms"
     )
     assert line in text.splitlines()
-    assert f"<td>{line}</td>" in measured._repr_html_()
     document = measured.to_json()
     assert document["runtime"]["name"] == "onnxruntime"
     assert document["speed_up"]["ratio"] == pytest.approx(0.75)

@@ -116,7 +116,7 @@ def test_a_result_without_an_output_file_is_in_memory(tmp_path: Path) -> None:
     assert result.report.output is None
     assert result.report.next_step is None or "OUTPUT.onnx" in result.report.next_step.command
     assert "agreement with the float model" in str(result)
-    assert result._repr_html_().startswith("<table>")
+    assert result._repr_html_().startswith("<pre>")
     assert repr(result).startswith("QuantizationResult('digits', target='onnx', ")
     with qk.open_session(result.model, "onnxruntime") as session:
         scores = session.run({session.inputs[0].name: np.zeros((1, 16, 16, 1), np.float32)})
