@@ -10,6 +10,7 @@ error.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +24,9 @@ from quantkit.quantization.precision.error import ErrorModel, Floats
 INT8, FLOAT = "int8", "float"
 # Prices of the noise of all int8 layers, as a multiple of the time of the model.
 PRICES = tuple(2.0**exponent for exponent in range(-6, 11))
-# Time in seconds that no cut counts: its arithmetic loses capacities of very different sizes.
-NEGLIGIBLE = 1e-12
+# Resolution of the capacities of a cut in seconds. Sums of integers do not depend on the order of the additions:
+# of equal choices, every process takes the same one.
+RESOLUTION = 1e-15
 # Linearizations of the noise at the choice of the iteration before.
 NUM_ITERATIONS = 3
 
@@ -83,6 +85,8 @@ class TimeCut:
     def choose(self, noise: Iterable[tuple[Collection[str], float]] = ()) -> frozenset[str]:
         """Return the float kernels with the least time and noise, the float side of the minimum cut.
 
+        Of equal choices, it is the one with the fewest kernels.
+
         Args:
             noise: kernels, and the price that is paid if one of them is in int8.
         """
@@ -90,12 +94,12 @@ class TimeCut:
 
         graph = networkx.DiGraph()
 
-        def add(source: object, target: object, capacity: float | None = None) -> None:
-            if capacity is None:
+        def add(source: object, target: object, capacity: float = inf) -> None:
+            if capacity == inf:
                 graph.add_edge(source, target)  # no limit
-            elif capacity > NEGLIGIBLE:
-                present = graph.get_edge_data(source, target, {"capacity": 0.0})["capacity"]
-                graph.add_edge(source, target, capacity=present + capacity)
+            elif steps := round(capacity / RESOLUTION):
+                present = graph.get_edge_data(source, target, {"capacity": 0})["capacity"]
+                graph.add_edge(source, target, capacity=present + steps)
 
         def node(kernel: str) -> object:
             return FLOAT if kernel == FLOAT else ("kernel", kernel)

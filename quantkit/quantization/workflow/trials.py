@@ -60,7 +60,7 @@ class Trials:
         Args:
             conversion: conversion to replace.
             candidates: functions that offer alternatives.
-            is_good_enough: a conversion that needs no alternative has none.
+            is_good_enough: do not try alternatives of a conversion with a good fidelity.
         """
         self.present = conversion
         for number, candidate in enumerate(candidates):

@@ -65,6 +65,22 @@ def test_a_cut_is_the_best_of_all_choices(times: list[KernelTime], boundaries: l
     )
 
 
+def test_of_equal_choices_the_one_with_the_fewest_float_layers_is_taken() -> None:
+    """Sums of tenths in binary depend on their order, which depends on the process."""
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        tenths = random.integers(0, [[10]] * 8 + [[5]] * 14, (22, 1)).ravel()
+        exact, problem = (
+            search([KernelTime(*pair) for pair in values[:8].reshape(4, 2)], list(values[8:13]), np.zeros((9, 1)))
+            for values in (tenths, tenths / 10)
+        )
+        noise = tenths[13:]
+        costs = {choice: exact.seconds(choice) + exact.switches(choice) @ noise for choice in choices()}
+        best = [choice for choice, cost in costs.items() if cost == min(costs.values())]
+        choice = problem.choose(zip(problem.owners, (noise / 10).tolist(), strict=True))
+        assert choice == frozenset.intersection(*best)
+
+
 def test_the_front_begins_with_the_noisiest_layer() -> None:
     signals = np.eye(9) * 0.01
     signals[6] *= 100  # the weights of the layer b
