@@ -84,7 +84,7 @@ class ErrorModel:
         rms_db: deviation of predicted from measured noise in dB, root mean square over choices that the fit does not
             use; infinite before `fit`.
         interval_db: largest deviation from a measured choice that the fit does not use, in dB. By the order statistics
-            of n choices, 90 % of all choices deviate by no more, with a confidence of 1 - 0.9^n: 92 % for n = 24.
+            of n choices, 90 % of all choices deviate by no more, with a confidence of 1 - 0.9^n: 99 % for n = 48.
     """
 
     switched: SwitchedGraph

@@ -14,7 +14,7 @@ SIGNAL_RUNS, MAX_SIGNAL_RUNS, SIGNAL_VALUES = 8, 32, 4096
 # Number of runs for a recurrent model, whose errors accumulate over many runs.
 SIGNAL_STEPS = 64
 # Number of choices of float layers that the predicted errors are fitted to: all in int8, and random ones.
-NUM_CHECKS = 24
+NUM_CHECKS = 48
 # Largest deviation of predicted from measured noise in dB, root mean square, of an error model that holds.
 MAX_DEVIATION = 1.0
 # Time limit of the error signals as a fraction of the time budget: a slow model gets fewer runs.
