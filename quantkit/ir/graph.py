@@ -238,6 +238,11 @@ class Graph(Mapping[str, Node]):
         """Return the same graph with other nodes."""
         return replace(self, nodes={node.name: node for node in nodes})
 
+    def with_values(self, values: Mapping[str, Tensor]) -> Self:
+        """Return the same graph with other values of some constants, by name."""
+        changes = {name: self.nodes[name].with_attrs(value=tensor) for name, tensor in values.items()}
+        return replace(self, nodes={**self.nodes, **changes})
+
     def with_endpoints(self, inputs: Iterable[Edge | str] | None, outputs: Iterable[Edge | str] | None) -> Self:
         """Return the same graph with other inputs and outputs; None keeps the present ones.
 

@@ -134,7 +134,7 @@ def equalize(
 
 def _is_equalizable(graph: Graph, first: FusedPattern, second: FusedPattern, maxima: Mapping[Edge, Array]) -> bool:
     constants = [first.weights, second.weights]
-    constants += [bias] if (bias := _bias_of(graph, first)) else []
+    constants += [bias] if (bias := find_roles(graph).bias_constant(graph, graph[first.layer], first.bias)) else []
     return (
         not first.add
         and (_find_limit(graph, first) == np.inf or first.output in maxima)
@@ -144,14 +144,6 @@ def _is_equalizable(graph: Graph, first: FusedPattern, second: FusedPattern, max
         and first.output.node not in graph.endpoint_names
         and all(len(graph.uses.get(Edge(name), ())) == 1 and name not in graph.endpoint_names for name in constants)
     )
-
-
-def _bias_of(graph: Graph, pattern: FusedPattern) -> str:
-    """Return the constant that is the bias of a pattern, or an empty string."""
-    bias_input = find_roles(graph).bias_input(graph, graph[pattern.layer], pattern.bias)
-    if bias_input is None or bias_input[1] >= len(bias_input[0].inputs):
-        return ""
-    return bias_input[0].inputs[bias_input[1]].node
 
 
 def _find_limit(graph: Graph, pattern: FusedPattern) -> float:
@@ -226,7 +218,8 @@ class _Pair:
             return
         factor = self._find_factor(sizes_out, sizes_in)
         values[self.first.weights] = before * _broadcast(factor, before.shape, self.output_axes)
-        if name := _bias_of(self.graph, self.first):
+        layer = self.graph[self.first.layer]
+        if name := find_roles(self.graph).bias_constant(self.graph, layer, self.first.bias):
             values[name] = (
                 _by_channel(self.graph[name].value, len(factor)) * factor
                 if name not in values

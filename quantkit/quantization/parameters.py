@@ -142,6 +142,12 @@ class QuantizationParameters:
         zero = np.zeros_like(low) if spec.symmetric else np.clip(np.rint(first - low / scale), first, last)
         return cls(spec, scale, zero.astype(np.int32))
 
+    @property
+    def step_limits(self) -> tuple[int, int]:
+        """Lowest and highest quantized value of a tensor with one scale, less the zero point."""
+        low, high = self.spec.limits
+        return low - int(self.zero_point), high - int(self.zero_point)
+
     def broadcastable(self, rank: int) -> tuple[Floats, npt.NDArray[np.int32]]:
         """Return scale and zero point in a shape that broadcasts against a tensor of ``rank`` dimensions.
 

@@ -413,7 +413,4 @@ def _own_constant(graph: Graph, node: Node, slot: int) -> Tensor | None:
 
 
 def _with_values(graph: Graph, values: Mapping[str, Array]) -> Graph:
-    nodes = dict(graph.nodes)
-    for name, value in values.items():
-        nodes[name] = nodes[name].with_attrs(value=Tensor.of(value.astype(np.float32)))
-    return graph.with_nodes(nodes.values())
+    return graph.with_values({name: Tensor.of(value.astype(np.float32)) for name, value in values.items()})

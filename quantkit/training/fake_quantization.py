@@ -240,7 +240,7 @@ def _gradient_factors(simulator: Simulator) -> list[float]:
     """
     simulation, variables = simulator.simulation, simulator.variables
     shapes = infer_shapes(simulation.source)
-    steps_of = {edge.owner: edge.step_limits[1] - edge.step_limits[0] for edge in simulation.edges}
+    steps_of = {edge.owner: edge.steps for edge in simulation.edges}
     sizes = [
         (constant.values.size // constant.step.size, constant.trainable.spec.limits[1])
         for constant in variables.clipped

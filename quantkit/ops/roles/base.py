@@ -107,6 +107,12 @@ class Roles(ABC):
             The input index is the number of inputs if the layer can add a bias and has no bias.
         """
 
+    def bias_constant(self, graph: Graph, layer: Node, bias: str = "") -> str:
+        """Return the name of the constant at `bias_input`; empty without a bias."""
+        bias_input = self.bias_input(graph, layer, bias)
+        inputs = () if bias_input is None else bias_input[0].inputs[bias_input[1] :]
+        return inputs[0].node if inputs else ""
+
     @abstractmethod
     def mean_outputs(self, layer: Node, weights: Array, means: Array) -> Array | None:
         """Return the outputs of a layer, without its bias, for constant input channels.

@@ -233,7 +233,7 @@ class NodeAnnotation:
 
     def _bias_objection(self, layer: Node) -> str:
         """Return why the bias of a layer prevents an int8 kernel, which would add it, or an empty string."""
-        if own := self._own_bias(layer):
+        if own := self.roles.bias_constant(self.graph, layer):
             return "" if np.isfinite(self.graph[own].value.array).all() else f"the constants {own} {NOT_FINITE}"
         consumer = self.facts.sole_consumer(Edge(layer.name))
         if consumer is None or consumer[0].op not in self.roles.bias_ops or not self.roles.is_valid(consumer[0]):
@@ -241,13 +241,6 @@ class NodeAnnotation:
         edge = consumer[0].inputs[1 - consumer[1]]
         value = self.graph.constant_of(edge)
         return "" if value is None or np.isfinite(value.array).all() else f"the constants {edge.node} {NOT_FINITE}"
-
-    def _own_bias(self, layer: Node) -> str:
-        """Return the constant that a layer adds by itself, or an empty string."""
-        bias_input = self.roles.bias_input(self.graph, layer, "")
-        if bias_input is None or bias_input[1] >= len(layer.inputs):
-            return ""
-        return layer.inputs[bias_input[1]].node
 
     def _is_bias(self, layer: Node, node: Node, slot: int) -> bool:
         """Return True if a node adds one constant per channel of a layer, its input ``slot``."""

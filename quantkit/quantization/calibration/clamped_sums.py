@@ -33,11 +33,10 @@ def clip_ranges(graph: Graph, plan: Plan, ranges: Mapping[Edge, Range]) -> dict[
     for pattern in plan.patterns:
         edge = Edge(pattern.layer)
         limit = LIMITS.get(graph[pattern.activation].op) if pattern.activation and not pattern.add else None
-        bias_input = roles.bias_input(graph, graph[pattern.layer], pattern.bias)
-        if limit is None or bias_input is None or edge not in ranges or len(plan.group_of(edge)) > 1:
+        name = roles.bias_constant(graph, graph[pattern.layer], pattern.bias)
+        if limit is None or not name or edge not in ranges or len(plan.group_of(edge)) > 1:
             continue
-        node, slot = bias_input
-        bias = graph[node.inputs[slot].node].value.array
+        bias = graph[name].value.array
         lowest, highest = min(0.0, -float(bias.max())), max(0.0, limit - float(bias.min()))
         low, high = max(ranges[edge].low, lowest), min(ranges[edge].high, highest)
         clipped[edge] = Range(float(np.float32(low)), float(np.float32(high)))

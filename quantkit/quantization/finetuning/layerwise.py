@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantkit.ir.graph import Graph, Node
+from quantkit.ir.graph import Node
 from quantkit.ir.tensor import Array, Tensor
 from quantkit.progress import OnProgress, Progress, ignore_progress
 from quantkit.quantization.finetuning.simulation import Simulation, Trainable
@@ -210,7 +210,7 @@ def tune_layers(
             tensors.update(_tune_layer(simulator.simulation, layer, moments.get(layer.node.name), biases))
             done += 1
             on_progress(Progress("fine-tuning", done, len(layers), layer.trainable.layers[0]))
-        tuned = simulator.with_source(_with_values(simulator.simulation.source, tensors))
+        tuned = simulator.with_source(simulator.simulation.source.with_values(tensors))
         loss = replace(training, simulator=tuned).evaluate_start()
         if loss < best:
             simulator, best = tuned, loss
@@ -294,11 +294,6 @@ def _observe(
 def _is_whole(layer: _Layer, inputs: Array, shape: tuple[int, ...]) -> bool:
     """Return True if a layer uses all input channels for each output: a grouped convolution does not."""
     return layer.node.op in PRODUCTS or inputs.shape[-1] == shape[2]
-
-
-def _with_values(source: Graph, tensors: Mapping[str, Tensor]) -> Graph:
-    nodes = (node.with_attrs(value=tensors[name]) if name in tensors else node for name, node in source.nodes.items())
-    return source.with_nodes(nodes)
 
 
 def _tune_layer(

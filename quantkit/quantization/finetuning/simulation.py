@@ -79,13 +79,6 @@ class QuantizedEdge:
         low, high = self.parameters.spec.limits
         return high - low
 
-    @property
-    def step_limits(self) -> tuple[int, int]:
-        """Limits in steps, relative to the zero point."""
-        low, high = self.parameters.spec.limits
-        zero = int(self.parameters.zero_point)
-        return low - zero, high - zero
-
 
 @dataclass(frozen=True)
 class ConstantUse:
@@ -182,7 +175,7 @@ def scale_ranges(plan: Plan, edges: tuple[QuantizedEdge, ...], scales: Mapping[E
         edges: FakeQuant nodes of a simulation.
         scales: step between two quantized values by owner.
     """
-    step_limits = {edge.owner: edge.step_limits for edge in edges}
+    step_limits = {edge.owner: edge.parameters.step_limits for edge in edges}
     ranges = {}
     for edge in plan.activations:
         owner = _owner(plan, edge)
@@ -201,7 +194,7 @@ def _find_learned(
     for edge in parameters:
         by_owner.setdefault(_owner(plan, plan.range_edge(edge)), []).append(edge)
     probed = {
-        edge: Range(*(float(limit * PROBE * parameters[edge].scale) for limit in _step_limits(parameters[edge])))
+        edge: Range(*(float(limit * PROBE * parameters[edge].scale) for limit in parameters[edge].step_limits))
         for edge in parameters
         if plan.range_edge(edge) == edge
     }
@@ -217,11 +210,6 @@ def _find_learned(
         )
         and len({(float(parameters[edge].scale), int(parameters[edge].zero_point)) for edge in members}) == 1
     )
-
-
-def _step_limits(parameters: QuantizationParameters) -> tuple[int, int]:
-    low, high = parameters.spec.limits
-    return low - int(parameters.zero_point), high - int(parameters.zero_point)
 
 
 def _add_fake_quants(graph: Graph, edges: tuple[QuantizedEdge, ...]) -> Graph:
@@ -268,9 +256,8 @@ def _find_trainables(graph: Graph, plan: Plan) -> Iterator[Trainable]:
         if not pattern.weights:
             continue
         weights.setdefault(pattern.weights, []).append(pattern)
-        bias_input = roles.bias_input(graph, graph[pattern.layer], pattern.bias)
-        if bias_input is not None and bias_input[1] < len(bias_input[0].inputs):
-            biases.setdefault(bias_input[0].inputs[bias_input[1]].node, []).append(pattern)
+        if bias := roles.bias_constant(graph, graph[pattern.layer], pattern.bias):
+            biases.setdefault(bias, []).append(pattern)
     for name, patterns in weights.items():
         if _is_trainable(graph, plan, name):
             yield Trainable(name, tuple(pattern.layer for pattern in patterns), plan.weights[name])

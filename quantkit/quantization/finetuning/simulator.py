@@ -338,7 +338,7 @@ class Simulator:
         scales: dict[Edge, Any] = {edge.owner: edge.parameters.scale for edge in self.simulation.edges}
         scales.update(zip(self.variables.scales, tensors[len(constants) :], strict=True))
         for edge in self.simulation.edges:
-            for suffix, steps in zip(("low", "high"), edge.step_limits, strict=True):
+            for suffix, steps in zip(("low", "high"), edge.parameters.step_limits, strict=True):
                 mapped[f"{limit_name(edge, suffix)}:0"] = tf.convert_to_tensor(
                     scales[edge.owner] * np.float32(steps), tf.float32
                 )
@@ -367,7 +367,8 @@ class Simulator:
         for operand in {operand for quantized_sum in simulation.sums for operand in quantized_sum.operands}:
             if isinstance(operand, Edge):
                 low, high = (
-                    edge_scales[operand] * np.float32(steps) for steps in simulation.edge_of[operand].step_limits
+                    edge_scales[operand] * np.float32(steps)
+                    for steps in simulation.edge_of[operand].parameters.step_limits
                 )
             else:
                 values = constants[simulation.uses[operand][0].node]

@@ -111,7 +111,7 @@ class _Switches:
         """Replace the marker of an edge by a switch."""
         name = self.markers[edge]
         edge = self.redirected.get(edge, edge)
-        low, high = (np.float32(limit - int(parameters.zero_point)) for limit in parameters.spec.limits)
+        low, high = map(np.float32, parameters.step_limits)
         scale = self._constant(f"{name}/scale", parameters.scale)
         ops = ("Div", "Max", "Min") if self.is_onnx else ("RealDiv", "Maximum", "Minimum")
         limits = [self._constant(f"{name}/low", low), self._constant(f"{name}/high", high)]

@@ -467,11 +467,7 @@ def apply_values(
         variables: variables of the simulation.
         values: trained value of each variable.
     """
-    tensors = dict(variables.tensors(values))
-    graph = conversion.graph.with_nodes(
-        node.with_attrs(value=tensors[name]) if name in tensors else node
-        for name, node in conversion.graph.nodes.items()
-    )
+    graph = conversion.graph.with_values(dict(variables.tensors(values)))
     ranges = conversion.ranges
     tuned = scale_ranges(conversion.plan, simulation.edges, variables.tuned_scales(values))
     provenance = replace(ranges.provenance, graph=graph_digest(graph))
