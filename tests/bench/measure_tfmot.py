@@ -2,8 +2,8 @@
 
     python tests/bench/measure_tfmot.py BUILD [--speed]
 
-Trains a small network with depthwise layers and batch norms on scikit-learn's digits (a fifth is held out), fine-tunes
-it with TF-MOT, and writes `tfmot.json`:
+Trains a small network with depthwise layers and batch norms on the digits of scikit-learn, which must be installed
+(a fifth is held out), fine-tunes it with TF-MOT, and writes `tfmot.json`:
 
 - accuracy of the quantization-aware model in TF-MOT's simulation, in quantkit's files for every target and for each
   file form, and in the file of TensorFlow's own converter;

@@ -5,7 +5,7 @@
 Writes `training.json`: for each target and number format, the accuracy of the calibrated int8 file and of the
 quantization-aware one, and the agreement of the latter with its simulation; for a pruned and a clustered network, the
 accuracy in float and int8, the sparsity and the distinct values. All figures are counts, which do not
-depend on the load of the machine. The script takes about 5 minutes.
+depend on the load of the machine. The script takes about 5 minutes and needs scikit-learn.
 """
 
 import json
