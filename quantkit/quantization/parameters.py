@@ -18,7 +18,7 @@ from quantkit.ir.tensor import Array
 from quantkit.quantization.pair_sums import MAX_SUM, find_pair_sums, limit_pair_sums
 from quantkit.quantization.ranges import Range
 from quantkit.quantization.spec import Spec
-from quantkit.quantization.weight_levels import find_centroid_limits, find_limits
+from quantkit.quantization.weight_levels import find_centroid_limits, find_step_limits
 
 Floats = npt.NDArray[np.float32]
 # Scales that a channel with unsafe pairs tries: 0 is that of its largest weight, 1 that which limits no pair. Errors of
@@ -86,7 +86,7 @@ class QuantizationParameters:
             centroids = find_centroid_limits(rows)
             if centroids is not None:
                 return cls.of_limits(spec, -centroids, centroids)._for_pairs_of_centroids(values)
-            limits = find_limits(rows)
+            limits = find_step_limits(rows)
             if limits is not None:
                 return cls.of_limits(spec, -limits, limits)._for_pairs(values, parts)
         low, high = values.min(rest, initial=0), values.max(rest, initial=0)

@@ -42,15 +42,16 @@ def find_limits(values: Array) -> Floats | None:
         (c,) values of the level 127.
     """
     limits = find_centroid_limits(values)
-    return _find_step_limits(np.abs(values.T.astype(np.float64))) if limits is None else limits
+    return find_step_limits(values) if limits is None else limits
 
 
-def _find_step_limits(channels: Floats) -> Floats | None:
-    """Return the limits of channels whose weights are multiples of one step of each channel."""
-    if channels.size < MIN_ELEMENTS:
+def find_step_limits(values: Array) -> Floats | None:
+    """Return the limits of channels whose weights are multiples of one step of each channel, see `find_limits`."""
+    if values.size < MIN_ELEMENTS:
         return None
-    limits = np.zeros(len(channels))
-    for index, magnitudes in enumerate(channels):
+    limits = np.zeros(values.shape[1])
+    for index, weights in enumerate(values.T):
+        magnitudes = np.abs(weights.astype(np.float64))
         largest = magnitudes.max(initial=0)
         if largest > 0:
             level = _find_largest_level(magnitudes / largest)
@@ -77,18 +78,17 @@ def _find_largest_level(ratios: Floats) -> int:
 
 def find_centroid_limits(values: Array) -> Floats | None:
     """Return the limits of channels whose weights are multiples of common centroids, see `find_limits`."""
-    if values.size < MIN_ELEMENTS:
+    # The first channel excludes most weights without a sort of all channels.
+    if values.size < MIN_ELEMENTS or len(np.unique(values[:, 0])) > MAX_CENTROIDS:
         return None
-    channels = values.T.astype(np.float64)
-    distinct: list[Floats] = []
-    for weights in channels:
-        distinct.append(np.unique(weights))
-        if len(distinct[-1]) > MAX_CENTROIDS:
-            return None
-    common = np.unique(np.concatenate(distinct))
-    largest = max(map(len, distinct))
+    channels = np.sort(values.T.astype(np.float64))
+    is_first = np.diff(channels, prepend=np.nan) != 0
+    largest = is_first.sum(1).max()
+    if largest > MAX_CENTROIDS:
+        return None
+    common = np.unique(channels[is_first])
     if largest < min(len(common), channels.shape[1]):
-        clusters = _merge_centroids(distinct)
+        clusters = _merge_centroids([weights[each] for weights, each in zip(channels, is_first, strict=True)])
         if clusters is not None and MIN_CLUSTER_SIZE * len(clusters[0]) <= channels.size:
             centroids, factors = clusters
             return np.asarray(np.abs(factors) * np.abs(centroids).max(), np.float64)
