@@ -34,6 +34,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.progress import OnProgress, ignore_progress
 from quantkit.runtimes import find_runtime
+from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, OpTime, OpTrace, RuntimeVersion, SessionOptions
 
 HELD_OUT = Path(__file__).parent.parent.parent / "assets" / "digits_heldout.npz"
@@ -314,9 +315,18 @@ def test_the_slowest_row_outside_int8_is_named(profile: Profile) -> None:
     assert precision_text(make_model_profile({("a", INT8): 1.0})).startswith("100 % of the time of its ops is in int8")
 
 
-def test_profile_of_the_worker_times_both_sessions(tiny_model: Path) -> None:
+def test_profile_of_the_worker_times_both_sessions_after_their_first_calls(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from quantkit.benchmark.sampling.worker import serve
 
+    run, runs_of = FunctionSession.run, dict[FunctionSession, int]()
+
+    def count_run(session: FunctionSession, feeds: Any) -> Any:
+        runs_of[session] = runs_of.get(session, 0) + 1
+        return run(session, feeds)
+
+    monkeypatch.setattr(FunctionSession, "run", count_run)
     requests = [
         Candidate("tiny", tiny_model, Settings("reference")).to_request(seed=0),
         {"do": "open_profile"},
@@ -328,6 +338,7 @@ def test_profile_of_the_worker_times_both_sessions(tiny_model: Path) -> None:
     response = json.loads(responses[-1])
     assert response["untraced_seconds"] == response["traced_seconds"] == [1.0] * LEAST_PAIRS
     assert response["ops"] == []
+    assert list(runs_of.values()) == [1 + 2 * LEAST_PAIRS] * 2
 
 
 @pytest.mark.parametrize(
