@@ -53,8 +53,8 @@ NUM_NOISY_LAYERS = 4
 # fraction of the noise that remains for a trial, which then needs 1 - `MAX_FLOAT_LOSS`**2 to succeed: a few runs show
 # less or more.
 FRACTION_RUNS, FRACTION_VALUES, MIN_NOISE_FRACTION = 2, 256, 0.25
-# Limit of the MACs of these runs, which run the model once for each layer: minutes on two cores. A limit of the time
-# would give other files on a busy machine.
+# Limit of the MACs of these runs, if each layer is measured by itself: minutes on two cores. A limit of the time would
+# give other files on a busy machine.
 MAX_FRACTION_MACS = 2.5e11
 # The same for the runs of each tensor without and with a zero point.
 MAX_GAIN_MACS = 1e12

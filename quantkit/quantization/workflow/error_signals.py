@@ -1,8 +1,8 @@
 """Error signals of the layers of a conversion, and the ranking of the layers that follows."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import sqrt
+from math import inf, sqrt
 from time import perf_counter
 
 import numpy as np
@@ -62,7 +62,10 @@ def measure_noise_fractions(
     layers: Collection[str] = (),
     other: str | None = None,
 ) -> dict[str, float]:
-    """Return the fraction of the noise of the outputs that each layer causes, and that is missing if it alone is float.
+    """Return the fraction of the noise of the outputs that a layer causes, and that is missing if it alone is float.
+
+    A search by binary splitting (Hwang, 1972) measures the layers of each half in float together. It splits a half
+    again if that causes the fraction that one layer needs for a trial, and the noisiest half until a layer is measured.
 
     Args:
         conversion: conversion with the layers.
@@ -72,8 +75,8 @@ def measure_noise_fractions(
         other: layer that is float together with each of them.
 
     Returns:
-        Fraction by layer, the largest first; empty if the runs have too many MACs, there is no noise, no runtime can
-        run the float graph, no output is real, or the sizes of one depend on values.
+        Fraction by layer, the largest first, for layers that may be tried; empty if the runs have too many MACs, there
+        is no noise, no runtime can run the float graph, no output is real, or the sizes of one depend on values.
 
     Raises:
         GraphError: a runtime rejects the float graph.
@@ -91,15 +94,44 @@ def measure_noise_fractions(
             total = probe.noise(probe.switched.switches(plan))
             if not total:
                 return {}
-            fractions = {}
-            for number, layer in enumerate(layers):
-                options.on_progress(Progress("measuring the errors of the layers", number, len(layers)))
-                decisions = as_decisions({each: "to measure its noise" for each in (layer, other) if each}, ERROR)
-                without = probe.switched.switches(conversion.decide(decisions).plan)
-                fractions[layer] = 1 - probe.noise(without) / total
+
+            def measure(group: Sequence[str]) -> float:
+                decisions = as_decisions({each: "to measure its noise" for each in (*group, other) if each}, ERROR)
+                return 1 - probe.noise(probe.switched.switches(conversion.decide(decisions).plan)) / total
+
+            options.on_progress(Progress("measuring the errors of the layers", 0))
+            fractions = dict[str, float]()
+            _search_noisy(tuple(layers), measure, fractions)
     except UnavailableError:
         return {}
     return dict(sorted(fractions.items(), key=lambda item: -item[1]))
+
+
+def _search_noisy(group: Sequence[str], measure: Callable[[Sequence[str]], float], fractions: dict[str, float]) -> None:
+    """Add the layers of a group that may be tried, with the fraction of the noise that each causes.
+
+    Args:
+        group: layers.
+        measure: function that returns the fraction of the noise that layers cause together.
+        fractions: fraction by layer of the layers before.
+    """
+    middle = (len(group) + 1) // 2
+    halves = [half for half in (group[:middle], group[middle:]) if half]
+    for fraction, half in sorted(((measure(half), half) for half in halves), key=lambda pair: -pair[0]):
+        if fraction < _least_fraction(fractions.values()):
+            break
+        if len(half) == 1:
+            fractions[half[0]] = fraction
+        else:
+            _search_noisy(half, measure, fractions)
+
+
+def _least_fraction(fractions: Iterable[float]) -> float:
+    """Return the fraction of the noise from which one more layer may be tried, after those with these fractions."""
+    largest = sorted(fractions, reverse=True)[: policy.NUM_NOISY_LAYERS]
+    if len(largest) == policy.NUM_NOISY_LAYERS:
+        return largest[-1]
+    return policy.MIN_NOISE_FRACTION * max(1 - sum(largest), 0.0) if largest else -inf
 
 
 def measure_gains(

@@ -104,20 +104,18 @@ def _exclude_noisy_pair(trials: Trials, causes: Mapping[str, tuple[float, str]])
     float layer removes only one of the two errors.
     """
     conversion = trials.present
-    if not conversion.plan.scheme.quantize_outputs or len(causes) <= 1 or trials.is_good(conversion):
+    if not conversion.plan.scheme.quantize_outputs or not causes or trials.is_good(conversion):
         return
-    first, second = islice(causes, 2)
+    first, *others = islice(causes, 2)
     neighbors = _find_neighbors(conversion, first)
     samples, options = trials.samples, trials.options
     fractions = measure_noise_fractions(conversion, samples, options, neighbors, first) if neighbors else {}
     # Without a measurement, the two noisiest layers are tried.
-    second, fraction = next(iter(fractions.items()), (second, causes[second][0]))
+    second, fraction = next(iter(fractions.items()), (others[0], causes[others[0]][0]) if others else (first, 0.0))
     if fraction < policy.MIN_NOISE_FRACTION:
         return
-    reasons = {layer: causes[layer][1] for layer in (first, second)}
-    if fractions:
-        reason = f"the int8 forms of the layer and of one next to it cause {fraction:.0%} of the noise of the outputs"
-        reasons = dict.fromkeys(reasons, reason)
+    reason = f"the int8 forms of the layer and of one next to it cause {fraction:.0%} of the noise of the outputs"
+    reasons = {layer: reason if fractions else causes[layer][1] for layer in (first, second)}
     _try_float(trials, reasons, policy.MAX_FLOAT_LOSS)
 
 

@@ -1,6 +1,8 @@
-"""Layers that share a tensor that is rounded twice become float together."""
+"""Search for the layers with most noise; layers that share a tensor that is rounded twice become float together."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,6 +125,47 @@ def test_one_of_two_layers_stays_in_int8(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(lossy_layers, "measure_noise_fractions", lambda *arguments: {"c1": 0.5, "c2": 0.5})
     assert ScriptedTrials(accept).improve(conversion, [exclude_noisy_layers]) is conversion
     assert tried == [{"c1"}, {"c2"}]
+
+
+@pytest.mark.parametrize(
+    ("energies", "fractions"),
+    [
+        ({}, {"c0": 1 / 64}),
+        ({"c5": 126.0}, {"c5": 126 / 189}),
+        ({"c5": 40.0, "c40": 60.0}, {"c40": 60 / 162, "c5": 40 / 162}),
+        # With c5 in float, less noise is enough for the next trial.
+        ({"c5": 178.0, "c40": 40.0}, {"c5": 178 / 280, "c40": 40 / 280}),
+    ],
+)
+def test_few_measurements_find_the_layers_with_most_noise(
+    energies: Mapping[str, float], fractions: Mapping[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["inputs: x", "outputs: c63", "x = Placeholder[1x4x4x2]()"]
+    for number in range(64):
+        source = f"c{number - 1}" if number else "x"
+        lines += [f"w{number} = Const[1x1x2x2]()"]
+        lines += [f"c{number} = Conv2D({source}, w{number}, T=float, strides=[1, 1, 1, 1], padding=SAME)"]
+    graph = from_text("\n".join(lines))
+    plan = annotate(graph, Scheme.for_target("litert"))
+    conversion = Conversion(graph, plan, Ranges(dict.fromkeys(plan.activations, Range(-1.0, 1.0))))
+    measured = list[frozenset[str]]()
+
+    def noise(layers: frozenset[str]) -> float:
+        measured.append(layers)
+        return sum(energies.get(layer, 1.0) for layer in layers)
+
+    @contextmanager
+    def open_probe(*arguments: Any) -> Iterator[Any]:
+        switched = SimpleNamespace(switches=lambda plan: frozenset(pattern.layer for pattern in plan.patterns))
+        yield lambda num_runs: SimpleNamespace(switched=switched, noise=noise)
+
+    monkeypatch.setattr(error_signals, "_open_probe", open_probe)
+    values = np.zeros((1, 4, 4, 2), np.float32)
+    reference = FloatReference(feeds=[{"x": values}], outputs=[{"c63": values}])
+    result = error_signals.measure_noise_fractions(conversion, reference, Options(None))
+    assert result == pytest.approx(fractions)
+    assert list(result) == list(fractions)
+    assert len(measured) < 32
 
 
 def test_no_noise_is_measured_where_the_sizes_of_an_output_depend_on_values(monkeypatch: pytest.MonkeyPatch) -> None:
