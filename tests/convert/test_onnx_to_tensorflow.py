@@ -100,6 +100,13 @@ IMAGE_OPS: dict[str, tuple[list[Node], dict[str, Array]]] = {
     ),
     "depthwise": ([node("y", "Conv", "x", "w", group=4, pads=(1, 1, 1, 1))], {"w": weights(8, 1, 3, 3)}),
     "max_pool": ([node("y", "MaxPool", "x", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))], {}),
+    "max_pool_of_relu": (
+        [
+            node("r", "Relu", "x"),
+            node("y", "MaxPool", "r", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 0, 0)),
+        ],
+        {},
+    ),
     "max_pool_up": ([node("y", "MaxPool", "x", kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1)], {}),
     "average_pool": ([node("y", "AveragePool", "x", kernel_shape=(3, 3), pads=(1, 1, 1, 1))], {}),
     "average_with_pads": (
@@ -249,6 +256,13 @@ def test_error_names_unsupported_node(nodes: list[Node], constants: dict[str, Ar
     with pytest.raises(UnavailableError, match=rf"node 'y' \({nodes[-1].op}\) cannot be converted .*{reason}") as error:
         convert(graph_of(IMAGE, nodes, constants))
     assert error.value.hint
+
+
+@pytest.mark.parametrize(("before", "pad"), [("Relu", "Pad"), ("Tanh", "PadV2")])
+def test_max_pool_of_values_that_are_never_negative_pads_with_zeros(before: str, pad: str) -> None:
+    pool = node("y", "MaxPool", "r", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 0, 0))
+    *_, graph = run_both(graph_of(IMAGE, [node("r", before, "x"), pool], {}), IMAGE)
+    assert {"Pad", "PadV2"} & graph.op_counts.keys() == {pad}
 
 
 def test_names_are_valid_in_tensorflow() -> None:

@@ -14,6 +14,9 @@ from quantkit.convert.onnx_to_tensorflow.translator import NHWC, PLAIN, OnnxTran
 from quantkit.convert.onnx_to_tensorflow.windows import find_windows, pad_image
 from quantkit.ir.graph import Attr, Edge, Node
 from quantkit.ir.tensor import Array, DType, Shape, Tensor
+from quantkit.ops.table import Fact, find_ops
+
+NEVER_NEGATIVE = find_ops(Fact.NONNEGATIVE, "onnx")
 
 
 @converts("Conv")
@@ -277,7 +280,10 @@ def _pool(translator: OnnxTranslator, node: Node) -> None:
         raise conversion_error(node, "an average pool that excludes its padding requires padding as in mode SAME")
     if counts_padding and node.attrs.get("ceil_mode"):
         raise conversion_error(node, "count_include_pad with ceil_mode is not supported")
-    source = pad_image(translator, node, windows, -math.inf if is_max else 0)
+    # Zeros change no maximum of values that are never negative. LiteRT's int8 kernel of PadV2 is slow.
+    producer = translator.graph.nodes.get(node.inputs[0].node)
+    is_filled = is_max and (producer is None or producer.op not in NEVER_NEGATIVE)
+    source = pad_image(translator, node, windows, -math.inf if is_filled else 0)
     attrs: dict[str, Attr] = {**windows.attrs, "ksize": (1, *windows.kernel, 1), "data_format": b"NHWC"}
     translator.emit_typed(node, "MaxPool" if is_max else "AvgPool", [source], NHWC, **attrs)
 
