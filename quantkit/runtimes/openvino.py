@@ -22,7 +22,7 @@ from quantkit.ops.tensorflow.signatures import output_dtypes
 from quantkit.runtimes.availability import Availability, find_package
 from quantkit.runtimes.function_session import FunctionSession
 from quantkit.runtimes.op_times import named_onnx_graph
-from quantkit.runtimes.openvino_profile import OpenvinoProfiler
+from quantkit.runtimes.openvino_profile import OpenvinoProfiler, find_sources
 from quantkit.runtimes.runtime import ISA_VARIABLE, ONEDNN_ISAS, Runtime
 from quantkit.runtimes.session import OpTrace, RuntimeVersion, Session, SessionOptions, TensorInfo
 
@@ -136,7 +136,7 @@ def _int8_nodes(compiled: Any) -> frozenset[str]:
     for node in compiled.get_runtime_model().get_ops():
         facts = node.get_rt_info()
         if "runtimePrecision" in facts and facts["runtimePrecision"].astype(str) in _INT8_PRECISIONS:
-            names.update(facts["originalLayersNames"].astype(str).split(","))
+            names.update(find_sources(facts["originalLayersNames"].astype(str)))
     return frozenset(names)
 
 

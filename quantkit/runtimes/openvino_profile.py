@@ -12,6 +12,8 @@ from quantkit.runtimes.session import CONVERSION, FLOAT, INT8, OpTime, OpTrace
 _CONVERSIONS = frozenset({"Convert", "FakeQuantize", "Reorder"})
 # ONNX ops that OpenVINO may compute in an op of another type.
 _QUANTIZE_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+# End of the name of the product in a Gemm or Conv with a bias, whose own name is that of the sum.
+_PRODUCT = "/WithoutBiases"
 
 
 class OpenvinoProfiler:
@@ -44,7 +46,7 @@ class OpenvinoProfiler:
     def _op_time(self, op: Any, seconds: tuple[float, ...]) -> OpTime:
         facts = {key: value.astype(str) for key, value in op.get_rt_info().items()}
         op_type, kernel = facts["layerType"], facts["primitiveType"]
-        sources = tuple(filter(None, facts.get("originalLayersNames", "").split(",")))
+        sources = find_sources(facts.get("originalLayersNames", ""))
         precision = INT8 if kernel.lower().endswith(("i8", "u8")) else FLOAT
         source_ops = {self._ops[source] for source in sources if source in self._ops}
         if op_type in _CONVERSIONS or (source_ops and source_ops <= _QUANTIZE_OPS):
@@ -60,3 +62,8 @@ class OpenvinoProfiler:
             sources=sources,
             producers=tuple(node.get_friendly_name() for node in producers),
         )
+
+
+def find_sources(names: str) -> tuple[str, ...]:
+    """Return the names of the nodes of the file in an op: a sum may be in another op than its product."""
+    return tuple(dict.fromkeys(name.removesuffix(_PRODUCT) for name in names.split(",") if name))

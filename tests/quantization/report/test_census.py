@@ -75,6 +75,27 @@ def test_int8_nodes_of_an_open_session_are_those_of_a_separate_compilation(tmp_p
     assert result.report.census.executed["openvino"] == compiled["openvino"] > 0
 
 
+@pytest.mark.engine
+def test_a_product_that_openvino_fuses_with_the_next_quantization_is_int8() -> None:
+    pytest.importorskip("openvino")
+    graph = from_text("""
+    dialect: onnx
+    inputs: x
+    outputs: y
+    x = Placeholder[8x16]()
+    w = Constant[16x32]()
+    b = Constant[32]()
+    g = Gemm(x, w, b)
+    shape = Constant[int64]([1, 8, 4, 8])
+    r = Reshape(g, shape)
+    k = Constant[8x8x3x3]()
+    y = Conv(r, k, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    """)
+    samples = np.random.default_rng(0).normal(size=(4, 8, 16)).astype(np.float32)
+    result = qk.quantize(graph, list(samples), runs=0)
+    assert result.report.census.executed["openvino"] == 1
+
+
 SIZES = {
     "batch of the image": ("sizes = Concat(batch, tokens, size, axis=0)\nt = Reshape(x, sizes, allowzero=1)", 458_752),
     "inferred number of tokens": (
