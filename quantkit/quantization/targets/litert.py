@@ -39,6 +39,7 @@ from quantkit.quantization.ranges import Range, Ranges
 from quantkit.quantization.spec import Spec
 from quantkit.quantization.targets.base import Target
 from quantkit.quantization.targets.capabilities import WrittenByConverter
+from quantkit.quantization.targets.litert_lowering import lower_transposed_convolutions
 from quantkit.quantization.weight_levels import find_limits
 
 FAKE_QUANT = "FakeQuantWithMinMaxVars"
@@ -303,6 +304,10 @@ class LiteRTTarget(Target, WrittenByConverter):
     runtimes = ("litert",)
     defaults = MappingProxyType({"activations": Spec(DType.QINT8, symmetric=False), "quantize_outputs": True})
     fixed = ("weights", "activations", "signed_activations")
+
+    def prepare(self, graph: Graph, runtime: str) -> Graph:
+        """Return the graph with convolutions instead of transposed convolutions."""
+        return lower_transposed_convolutions(graph)
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         """Return the float graph with a ``FakeQuantWithMinMaxVars`` after every quantized edge."""

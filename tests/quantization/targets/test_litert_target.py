@@ -10,6 +10,7 @@ from quantkit.ir.graph import Edge, Graph, Node, constant
 from quantkit.ir.tensor import DType, Shape
 from quantkit.quantization import Range, Ranges, Scheme, annotate, calibrate, convert
 from quantkit.quantization.targets.litert import FAKE_QUANT
+from quantkit.quantization.targets.litert_lowering import lower_transposed_convolutions
 from quantkit.runtimes import find_runtime, open_session
 from quantkit.runtimes.session import SessionOptions
 
@@ -296,3 +297,74 @@ def test_files_have_a_signature(command: str, tmp_path: Path) -> None:
     for name in ("sum", "last"):
         np.testing.assert_array_equal(results[name], expected[name])
         np.testing.assert_allclose(results[name], float_results[name], atol=0.1)
+
+
+def decoder(kernel: int, stride: int, padding: bytes, size: int) -> Graph:
+    """Return a layer, a transposed convolution to a size with a bias and an activation, and another layer."""
+    return Graph.of(
+        [
+            Node("x", "Placeholder", attrs={"dtype": FLOAT, "shape": Shape((None, SIZE, SIZE, 3))}),
+            *layer("first", "x", (3, 3, 3, 8), activation="Relu"),
+            constant("image", np.array([size, size, 4], np.int32)),
+            constant("zero", np.array([0], np.int32)),
+            constant("one", np.array([1], np.int32)),
+            Node("sizes", "Shape", (Edge("first"),), attrs={"T": FLOAT, "out_type": DType.INT32}),
+            Node("batch", "Slice", (Edge("sizes"), Edge("zero"), Edge("one")), attrs={"T": DType.INT32}).with_attrs(
+                Index=DType.INT32
+            ),
+            constant("axis", np.int32(0)),
+            Node("shape", "ConcatV2", (Edge("batch"), Edge("image"), Edge("axis")), attrs={"T": DType.INT32, "N": 2}),
+            constant("up/w", random(kernel, kernel, 4, 8)),
+            constant("up/b", random(4)),
+            node(
+                "up", "Conv2DBackpropInput", "shape", "up/w", "first", strides=(1, stride, stride, 1), padding=padding
+            ),
+            node("biased", "BiasAdd", "up", "up/b"),
+            node("clamped", "Relu", "biased"),
+            *layer("y", "clamped", (3, 3, 4, 4)),
+        ],
+        inputs=["x"],
+        outputs=["y"],
+    )
+
+
+TRANSPOSED = {
+    "stride is the kernel": (2, 2, b"VALID", 18),
+    "overlap": (3, 2, b"SAME", 18),
+    "overlap of an odd size": (3, 2, b"SAME", 17),
+    "border of the size": (4, 2, b"VALID", 20),
+    "gaps": (1, 2, b"VALID", 18),
+    "stride 1": (4, 1, b"SAME", 9),
+    "stride 3": (5, 3, b"SAME", 27),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_become_equal_convolutions(name: str) -> None:
+    graph = decoder(*TRANSPOSED[name])
+    lowered = lower_transposed_convolutions(graph)
+    assert "Conv2DBackpropInput" not in lowered.op_counts
+    assert lowered.op_counts["Conv2D"] == 3
+    image = np.random.default_rng(0).normal(size=(2, SIZE, SIZE, 3)).astype(np.float32)
+    with open_session(graph, "reference") as before, open_session(lowered, "reference") as after:
+        expected, values = before.run({"x": image})["y"], after.run({"x": image})["y"]
+    assert values.shape == expected.shape
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def test_a_transposed_convolution_with_a_border_without_products_stays() -> None:
+    graph = decoder(2, 2, b"VALID", 19)
+    assert lower_transposed_convolutions(graph) == graph
+
+
+@needs_runtimes
+@pytest.mark.engine
+def test_transposed_convolutions_are_int8(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).normal(size=(8, SIZE, SIZE, 3)).astype(np.float32)
+    result = qk.quantize(decoder(3, 2, b"SAME", 18), images, target="litert", runs=0, output=tmp_path / "y.tflite")
+    assert result.report.census.int8_fraction == 1
+    with open_session(tmp_path / "y.tflite", "litert") as session:
+        (values,) = session.run({"x": images}).values()
+    with open_session(decoder(3, 2, b"SAME", 18), "reference") as session:
+        (expected,) = session.run({"x": images}).values()
+    assert 10 * np.log10(np.square(expected).sum() / np.square(values - expected).sum()) > 30
