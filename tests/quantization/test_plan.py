@@ -47,6 +47,37 @@ def test_layer_whose_values_no_output_needs_stays_float() -> None:
     assert plan.float_fallbacks["a"] == "only the shape of its result is used"
 
 
+def test_layer_before_a_loop_is_int8() -> None:
+    """The value that a body adds reaches the output by the next iteration only."""
+    graph = from_text("""
+    inputs: x
+    outputs: y
+    x = Placeholder[1x4x4x2]()
+    k = Const[3x3x2x2]()
+    c = Conv2D(x, k, T=float, padding=SAME, strides=[1, 1, 1, 1])
+    limit = Const(3.0)
+    zero = Const(0.0)
+    step = Const(1.0)
+    i0 = Enter(zero, T=float, frame_name=loop)
+    v0 = Enter(x, T=float, frame_name=loop)
+    c0 = Enter(c, T=float, frame_name=loop, is_constant=true)
+    n0 = Enter(limit, T=float, frame_name=loop, is_constant=true)
+    i = Merge(i0, i2, T=float, N=2)
+    v = Merge(v0, v2, T=float, N=2)
+    less = Less(i, n0, T=float)
+    cond = LoopCond(less)
+    i1 = Switch(i, cond, T=float)
+    v1 = Switch(v, cond, T=float)
+    one = Identity(i1:1, T=float)
+    more = AddV2(one, step, T=float)
+    added = AddV2(v1:1, c0, T=float)
+    i2 = NextIteration(more, T=float)
+    v2 = NextIteration(added, T=float)
+    y = Exit(v1, T=float)
+    """)
+    assert [pattern.layer for pattern in annotate(graph, Scheme.for_target("tensorflow")).patterns] == ["c"]
+
+
 def test_nodes_after_a_shared_output_are_not_fused() -> None:
     plan = annotate(graph_of("a = conv(x)\nr = Relu(a)\ny = Neg(a)\nz = Neg(r)", out="y, z"), TENSORFLOW)
     assert plan.patterns[0].nodes == ("a",)

@@ -59,12 +59,16 @@ class FloatGraph:
 
     @cached_property
     def shape_only(self) -> set[str]:
-        """Nodes of whose results the outputs need at most the shapes, as the first step of a masked layer of Keras."""
-        needed = {edge.node for edge in self.graph.outputs}
-        for node in reversed(self.nodes):
-            if node.name in needed:
-                needed.update(node.controls if node.op in SHAPE_OPS else node.sources)
-        return {node.name for node in self.nodes} - needed
+        """Nodes whose values no output needs, only their shapes, as the first step of a masked layer of Keras."""
+        names, needed = {node.name for node in self.nodes}, set[str]()
+        stack = [edge.node for edge in self.graph.outputs]  # an order of the nodes has no loops
+        while stack:
+            name = stack.pop()
+            if name in names and name not in needed:
+                needed.add(name)
+                node = self.graph[name]
+                stack += node.controls if node.op in SHAPE_OPS else node.sources
+        return names - needed
 
     @cached_property
     def front_end(self) -> set[str]:

@@ -97,9 +97,8 @@ class TimeCut:
         def add(source: object, target: object, capacity: float = inf) -> None:
             if capacity == inf:
                 graph.add_edge(source, target)  # no limit
-            elif steps := round(capacity / RESOLUTION):
-                present = graph.get_edge_data(source, target, {"capacity": 0})["capacity"]
-                graph.add_edge(source, target, capacity=present + steps)
+            elif capacity > RESOLUTION:  # false for NaN, the noise of a model with values that are not finite
+                graph.add_edge(source, target, capacity=round(capacity / RESOLUTION))
 
         def node(kernel: str) -> object:
             return FLOAT if kernel == FLOAT else ("kernel", kernel)

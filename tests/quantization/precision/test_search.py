@@ -1,6 +1,7 @@
 """Minimum cuts over float and int8 layers, next to an exhaustive search."""
 
 from itertools import combinations
+from math import nan
 
 import numpy as np
 import pytest
@@ -133,6 +134,12 @@ def test_equal_times_stay_int8() -> None:
     graph, plan = fork()
     costs = CostModel(dict.fromkeys("apbc", KernelTime(0.0, 0.0)), dict.fromkeys(plan.activations, 0.0))
     assert TimeCut(graph, plan, costs).choose() == frozenset()
+
+
+def test_noise_that_is_not_a_number_has_no_price() -> None:
+    graph, plan = fork()
+    costs = CostModel(dict.fromkeys("apbc", KernelTime(1.0, 2.0)), dict.fromkeys(plan.activations, 0.0))
+    assert TimeCut(graph, plan, costs).choose([(["a"], nan)]) == frozenset()
 
 
 def profile(*rows: tuple[str, str, float]) -> ModelProfile:
