@@ -44,6 +44,7 @@ def test_error_names_op_without_kernel() -> None:
         (Node("q", "QuantizedMatMul"), [real(2, 2)] * 2, r"shapes 2x2, 2x2: QuantizedMatMul does not have 2 inputs"),
         (Node("q", "QuantizedConv2D"), [], r"input shapes none: QuantizedConv2D does not have 0 inputs"),
         (Node("p", "Pack", attrs={"N": 2}), [], r"input shapes none: Pack does not have 0 inputs"),
+        (Node("p", "Pack", attrs={"axis": (0, 1)}), [real(2)] * 2, r"shapes 2, 2: int\(\) argument must be"),
         (Node("cat", "ConcatV2"), [real(2), real(2), np.array(3)], r"'cat' \(ConcatV2\).*axis 3 does not exist"),
         (Node("div", "FloorDiv"), [integers(2), np.zeros(2, I32)], r"'div' .*integer division by zero"),
         (Node("r", "Reshape"), [real(6), np.array([4, -1])], r"'r' .*6 elements do not fill the shape \[4, -1\]"),

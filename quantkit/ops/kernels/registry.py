@@ -5,6 +5,7 @@ inputs; the registry converts the error into a GraphError with the node's name.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -94,13 +95,10 @@ def evaluate(
         try:
             return _cast_outputs(node, function(node, *inputs))
         except KERNEL_ERRORS as error:
-            try:
-                is_count = len(inputs) != len(input_dtypes(node))
-            except GraphError:  # the node lacks the attribute with the number of inputs
-                is_count = isinstance(error, TypeError | IndexError)
-            if not is_count:
-                raise
-            raise ValueError(f"{node.op} does not have {len(inputs)} inputs") from error
+            with suppress(GraphError):  # the node lacks the attribute with the number of inputs
+                if len(inputs) != len(input_dtypes(node)):
+                    raise ValueError(f"{node.op} does not have {len(inputs)} inputs") from error
+            raise
 
     return run_kernel(node, inputs, compute, is_folded=is_folded)
 

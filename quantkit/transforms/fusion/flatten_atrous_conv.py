@@ -43,7 +43,8 @@ def flatten_atrous_conv(graph: Graph) -> Outcome:
     Options: none. Run fold_constants first, which computes block shape, paddings and crops.
 
     Skips if block shape, paddings or crops are not constant, if the crops exceed the padding, if
-    the convolution has a stride or other consumers, or if the block shape includes channels.
+    the convolution has a stride or other consumers, if the block shape includes channels, or if
+    Squeeze does not remove the one dimension that ExpandDims inserts.
 
     Example:
         flatten_atrous_conv
@@ -96,7 +97,7 @@ def _flatten(
     axis, inserted = channel_axis(layer, 4), None
     if expand is not None and squeeze is not None:
         value = graph.constant_of(expand.inputs[1])
-        inserted = None if value is None else value.array.item() % 4
+        inserted = None if value is None or value.array.size != 1 else value.array.item() % 4
         if inserted not in (1, 2) or [dim % 4 for dim in attribute(squeeze, "squeeze_dims")] != [inserted]:
             return Skip(f"{squeeze.name} does not remove the dimension that {expand.name} inserts before the channels")
         axis = None if axis is None else axis - (axis > inserted)
