@@ -37,8 +37,8 @@ settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 SHARED = Path(__file__).parent.parent.parent / "shared" / "inception_v3"
-# Files whose tests take the longest together, in this order: commands of all pages, trainings, trained networks.
-SLOW_FILES = ("test_documentation.py", "test_training.py", "test_finetuning.py", "test_onnx_networks.py")
+# Files whose tests take the longest together: commands of all pages, trainings, trained networks.
+SLOW_FILES = {"test_documentation.py", "test_training.py", "test_finetuning.py", "test_onnx_networks.py"}
 
 # Scripts without doctests, some of which need a runtime.
 collect_ignore_glob = ["bench/measure_*.py"]
