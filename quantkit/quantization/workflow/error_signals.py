@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf, sqrt
+from operator import itemgetter
 from time import perf_counter
 
 import numpy as np
@@ -64,8 +65,9 @@ def measure_noise_fractions(
 ) -> dict[str, float]:
     """Return the fraction of the noise of the outputs that a layer causes, and that is missing if it alone is float.
 
-    A search by binary splitting (Hwang, 1972) measures the layers of each half in float together. It splits a half
-    again if that causes the fraction that one layer needs for a trial, and the noisiest half until a layer is measured.
+    A search by binary splitting (Hwang, 1972) measures the layers of each half in float together, and splits the
+    noisier half until one layer is measured. Then it splits the noisiest half of all, until no half causes enough
+    noise for the trial of one more layer.
 
     Args:
         conversion: conversion with the layers.
@@ -92,7 +94,7 @@ def measure_noise_fractions(
         with _open_probe(conversion, reference) as run:
             probe = run(num_runs)
             total = probe.noise(probe.switched.switches(plan))
-            if not total:
+            if not 0 < total < inf:  # NaN if values of the outputs overflow
                 return {}
 
             def measure(group: Sequence[str]) -> float:
@@ -100,30 +102,38 @@ def measure_noise_fractions(
                 return 1 - probe.noise(probe.switched.switches(conversion.decide(decisions).plan)) / total
 
             options.on_progress(Progress("measuring the errors of the layers", 0))
-            fractions = dict[str, float]()
-            _search_noisy(tuple(layers), measure, fractions)
+            fractions = _search_noisy(tuple(layers), measure)
     except UnavailableError:
         return {}
     return dict(sorted(fractions.items(), key=lambda item: -item[1]))
 
 
-def _search_noisy(group: Sequence[str], measure: Callable[[Sequence[str]], float], fractions: dict[str, float]) -> None:
-    """Add the layers of a group that may be tried, with the fraction of the noise that each causes.
+def _search_noisy(layers: Sequence[str], measure: Callable[[Sequence[str]], float]) -> dict[str, float]:
+    """Return the fraction of the noise that each layer causes, for the layers that may be tried.
 
     Args:
-        group: layers.
+        layers: layers to search.
         measure: function that returns the fraction of the noise that layers cause together.
-        fractions: fraction by layer of the layers before.
     """
-    middle = (len(group) + 1) // 2
-    halves = [half for half in (group[:middle], group[middle:]) if half]
-    for fraction, half in sorted(((measure(half), half) for half in halves), key=lambda pair: -pair[0]):
+
+    def split(group: Sequence[str]) -> list[tuple[float, Sequence[str]]]:
+        middle = (len(group) + 1) // 2
+        halves = [half for half in (group[middle:], group[:middle]) if half]
+        return sorted(((measure(half), half) for half in halves), key=itemgetter(0))
+
+    pending, fractions = split(layers), dict[str, float]()
+    while pending:
+        # With each layer, the next one may need less: halves that were measured before may reach this fraction.
+        if fractions:
+            pending.sort(key=itemgetter(0))
+        fraction, group = pending.pop()
         if fraction < _least_fraction(fractions.values()):
             break
-        if len(half) == 1:
-            fractions[half[0]] = fraction
+        if len(group) == 1:
+            fractions[group[0]] = fraction
         else:
-            _search_noisy(half, measure, fractions)
+            pending += split(group)
+    return fractions
 
 
 def _least_fraction(fractions: Iterable[float]) -> float:

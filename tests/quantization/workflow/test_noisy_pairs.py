@@ -135,6 +135,13 @@ def test_one_of_two_layers_stays_in_int8(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"c5": 40.0, "c40": 60.0}, {"c40": 60 / 162, "c5": 40 / 162}),
         # With c5 in float, less noise is enough for the next trial.
         ({"c5": 178.0, "c40": 40.0}, {"c5": 178 / 280, "c40": 40 / 280}),
+        # The halves of c4 and c2 cause enough noise only after c8 is found.
+        (
+            {f"c{number}": 0.0 for number in range(64)}
+            | {"c0": 9.0, "c1": 7.0, "c2": 9.0, "c3": 7.0, "c4": 20.0, "c5": 1.0, "c8": 45.0, "c9": 2.0},
+            {"c8": 0.45, "c4": 0.2, "c0": 0.09, "c2": 0.09},
+        ),
+        ({"c5": np.nan}, {}),
     ],
 )
 def test_few_measurements_find_the_layers_with_most_noise(
