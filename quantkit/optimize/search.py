@@ -42,7 +42,7 @@ from quantkit.quantization.targets import find_target
 from quantkit.quantization.workflow import QuantizationResult, quantize
 from quantkit.quantization.workflow.description import replace_plan
 from quantkit.quantization.workflow.float_reference import FloatReference
-from quantkit.quantization.workflow.slow_kernels import find_fast_forms
+from quantkit.quantization.workflow.slow_kernels import find_faster_alternatives
 from quantkit.runtimes import find_runtime, open_session
 
 # Number of candidates whose drop is measured on the same samples.
@@ -190,7 +190,7 @@ class FileSearch:
         self.on_progress(Progress("searching", 0, round(self.budget), seconds=self.remaining))
         self._measure_float()
         self._build_forms()
-        self._build_fast_parts()
+        self._build_alternatives()
         self._build_float_parts()
         finalists = self._finals()
         finalists = self._tune(finalists)
@@ -326,8 +326,8 @@ class FileSearch:
         """Return the candidates with int8 layers, the fastest first."""
         return [each for each in self._by_speed() if each.form.precision == "int8"]
 
-    def _build_fast_parts(self) -> None:
-        """Build the fastest int8 file again without the int8 layers that take more time than they save there."""
+    def _build_alternatives(self) -> None:
+        """Build the fastest int8 file again with the float layers that profiles predict to be fastest there."""
         ranked, built, self._fastest = self._rank_int8(), self._fastest, None
         if not ranked or self.goal.objective == "size" or self.elapsed > FORMS_END * self.budget:
             return
@@ -338,7 +338,7 @@ class FileSearch:
         if not names and prefix not in self.state.failures:
             self._report(f"measuring the time of the layers: {name}")
             try:
-                self._save_fast_parts(name, prefix, runtime, built)
+                self._save_alternatives(name, prefix, runtime, built)
             except (OutOfTimeError, QuantkitError) as error:
                 if isinstance(error, OutOfTimeError) or self.elapsed > FORMS_END * self.budget:
                     self.skipped[prefix] = OUT_OF_TIME
@@ -353,10 +353,10 @@ class FileSearch:
         names = (each for each in self.state.forms if not each.endswith(FIXED))
         return [each for each in names if each == prefix or each.startswith(f"{prefix} (")]
 
-    def _save_fast_parts(
+    def _save_alternatives(
         self, name: str, prefix: str, runtime: str, built: tuple[str, QuantizationResult] | None
     ) -> None:
-        """Build an int8 file with slow layers in float.
+        """Build an int8 file with other float layers, as profiles predict that they make it faster.
 
         Args:
             name: name of the int8 file.
@@ -365,11 +365,10 @@ class FileSearch:
             built: name and result of the int8 file; it is quantized again if an earlier call built it.
         """
         result = self._quantize(self._int8_forms[name]) if built is None or built[0] != name else built[1]
-        samples = {each: array.shape for each, array in next(iter(self.reference.feeds), {}).items()}
         seconds = FORMS_END * self.budget - self.elapsed
-        conversions = find_fast_forms(result.conversion, samples, runtime, seconds)
+        conversions = find_faster_alternatives(result.conversion, self.reference.sample_shapes, runtime, seconds)
         if not conversions:
-            self._save_failure(prefix, "no int8 layer takes more time than it saves")
+            self._save_failure(prefix, "no other choice of float layers is predicted to save time")
         for number, conversion in enumerate(conversions):
             path = self._new_path(conversion.target.suffixes[0])
             receipt = replace_plan(result.metadata["receipt"], conversion)

@@ -135,7 +135,7 @@ def test_the_fastest_int8_file_is_built_again_with_its_slow_layers_in_float(
             raise KeyboardInterrupt
         return [conversion.decide({slow[0]: Decision(slow[0], "float", "it is slow", COST)})]
 
-    monkeypatch.setattr(search, "find_fast_forms", find)
+    monkeypatch.setattr(search, "find_faster_alternatives", find)
     arguments: dict[str, Any] = {"runtimes": ["openvino"], "resume": tmp_path / "state.json"}
     with pytest.raises(OptimizationInterrupted):
         qk.optimize("digits", data, output=tmp_path / "best.onnx", **arguments)
@@ -171,10 +171,10 @@ def test_slow_layers_are_looked_for_once_with_one_quantization_in_memory(
         return []
 
     monkeypatch.setattr(search, "quantize", build)
-    monkeypatch.setattr(search, "find_fast_forms", find)
+    monkeypatch.setattr(search, "find_faster_alternatives", find)
     arguments: dict[str, Any] = {"runtimes": RUNTIMES, "resume": tmp_path / "state.json"}
     result = qk.optimize("digits", data, **arguments)
-    assert "no int8 layer takes more time than it saves" in dict(result.reasons).values()
+    assert "no other choice of float layers is predicted to save time" in dict(result.reasons).values()
     qk.optimize("digits", data, **arguments)
     assert len(results) == 3
     assert calls == [1]
@@ -191,7 +191,7 @@ def test_profiles_that_exceed_the_time_budget_are_repeated_by_the_next_call(
         raise UnavailableError("the process did not respond", hint="")
 
     monkeypatch.setattr(search, "monotonic", lambda: monotonic() + delays[-1])
-    monkeypatch.setattr(search, "find_fast_forms", find)
+    monkeypatch.setattr(search, "find_faster_alternatives", find)
     for number in (1, 2):
         result = qk.optimize("digits", data, runtimes=["openvino"], resume=tmp_path / "state.json")
         assert result.skipped["int8 for OpenVINO, slow layers in float"] == "time budget exhausted"

@@ -76,7 +76,7 @@ def script(
         monkeypatch.setattr(search, "quantize", quantize_once)
     monkeypatch.setattr(search, "measure", measure)
     monkeypatch.setattr(search, "find_settings", lambda *_: ())
-    monkeypatch.setattr(search, "find_fast_forms", lambda *_: ())
+    monkeypatch.setattr(search, "find_faster_alternatives", lambda *_: ())
     monkeypatch.setattr(search.FileSearch, "_measure_drop", measure_drop)
     return checked
 

@@ -65,14 +65,14 @@ def measure_loss(conversion: Conversion, reference: FloatReference) -> Loss:
     Raises:
         UnavailableError, GraphError, InputError: no runtime can run the model.
     """
-    with written_file(conversion) as file:
+    with write_trial_file(conversion) as file:
         metrics = measure_accuracy(file, conversion, reference).metrics
     assert metrics is not None, "a measured accuracy has metrics"
     return reference.loss(metrics)
 
 
 @contextmanager
-def written_file(conversion: Conversion) -> Iterator[Path]:
+def write_trial_file(conversion: Conversion) -> Iterator[Path]:
     """Write a quantized model to a temporary file."""
     with temporary_folder() as folder:
         file = folder / f"trial{conversion.target.suffixes[0]}"
@@ -88,7 +88,7 @@ def open_conversion(conversion: Conversion) -> Iterator[Session]:
         UnavailableError, GraphError, InputError: the runtime cannot run the model.
     """
     with (
-        written_file(conversion) as file,
+        write_trial_file(conversion) as file,
         open_session(_load(file, conversion), conversion.runtimes[0], conversion.session_options) as session,
     ):
         yield session

@@ -93,15 +93,13 @@ def calibrate_model(
         graph, plan, ranges, options.fallback, source=source_graph, float_parts=parts, whole=rest, trace=trace
     ).with_kernels()
     if not trained:
-        if trials.is_possible:
-            conversion = exclude_costly_kernels(conversion, trials, options)
-        conversion = trials.improve(conversion, (add_zero_points,), is_good_enough=False)
+        conversion = trials.improve(conversion, (exclude_costly_kernels, add_zero_points), stops_if_good=False)
         conversion = trials.improve(conversion, CHOICES)
-        padded = trials.improve(conversion, (choose_zero_points,), is_good_enough=False)
+        padded = trials.improve(conversion, (choose_zero_points,), stops_if_good=False)
         if padded is not conversion:
             # Scales that lost to chance among the noise of missing zero points may win now.
             padded = trials.improve(padded, (choose_scales, choose_bias_correction))
-        conversion = trials.improve(padded, (store_tables,), is_good_enough=False)
+        conversion = trials.improve(padded, (store_tables,), stops_if_good=False)
     if conversion.plan is not plan:
         save_plan(options, graph, conversion.plan)
     if conversion.ranges is not ranges and options.save_ranges is not None:

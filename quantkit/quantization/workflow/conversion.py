@@ -15,7 +15,7 @@ from quantkit.formats.metadata import with_metadata
 from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
-from quantkit.quantization.precision.decision import ACCURACY, COST, FLOAT, KERNEL, Decision, as_decisions
+from quantkit.quantization.precision.decision import ACCURACY, COST, FLOAT, KERNEL, OP, Decision, as_decisions
 from quantkit.quantization.targets import Target, find_target
 from quantkit.quantization.targets.capabilities import KernelChecks
 from quantkit.quantization.targets.tensorrt.float16 import narrow_floats
@@ -111,14 +111,11 @@ class Conversion:
         """Return the conversion without the float kernels of `cut`, and with all decisions after it."""
         if self.uncut is None:
             return self
-        before = replace(self, plan=self.uncut, uncut=None)
-        kernels = [name for name, reason in self.plan.float_fallbacks.items() if reason == CUT_REASON]
-        # The float neighbors of these kernels, too, have decisions.
-        earlier = before.cut(kernels).plan.float_decisions
         decisions = {**self.plan.float_decisions, **self.plan.refined}
-        later = {name: each for name, each in decisions.items() if name not in earlier}
-        whole = replace(before, plan=replace(self.uncut, scheme=self.plan.scheme))
-        return whole.decide(later).with_kernels()
+        # The annotation decides by the ops again: float neighbors of a kernel of `cut` may be int8 without it.
+        later = {name: each for name, each in decisions.items() if each.source not in (OP, COST) or each.is_refined}
+        uncut = replace(self.uncut, scheme=self.plan.scheme)
+        return replace(self, plan=uncut, uncut=None).decide(later).with_kernels()
 
     def with_kernels(self) -> "Conversion":
         """Return the conversion whose plan keeps layers in float that have no int8 kernel for these ranges."""

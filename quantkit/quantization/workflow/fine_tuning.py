@@ -444,13 +444,10 @@ def _tune_layers(training: Training, problem: _TuningProblem, options: Options, 
     roles = find_roles(graph)
     biases: dict[str, Array] = {}
     for pattern in plan.patterns:
-        bias_input = roles.bias_input(graph, graph[pattern.layer], pattern.bias) if pattern.weights else None
-        if bias_input is not None and bias_input[1] < len(bias_input[0].inputs):
-            node, slot = bias_input
-            name, float_inputs = node.inputs[slot].node, float_graph[node.name].inputs
-            value = np.zeros(1, np.float32)
-            if slot < len(float_inputs):
-                value = float_graph[float_inputs[slot].node].value.array
+        name = roles.bias_constant(graph, graph[pattern.layer], pattern.bias) if pattern.weights else ""
+        if name:
+            float_name = roles.bias_constant(float_graph, float_graph[pattern.layer], pattern.bias)
+            value = float_graph[float_name].value.array if float_name else np.zeros(1, np.float32)
             biases[name] = np.broadcast_to(value.reshape(-1), (graph[name].value.num_elements,))
     simulation = simulate(float_graph, plan, conversion.ranges)
     return tune_layers(training, simulation, biases, seconds, options.on_progress)

@@ -179,4 +179,4 @@ def _try_float(trials: Trials, reasons: Mapping[str, str], max_loss: float) -> b
     subject = f"{layer} stays" if len(reasons) == 1 else f"{layer} and {len(reasons) - 1} more stay"
     message = f"{subject} float: {reason}; the outputs are then nearer to the float model"
     alternative = trials.present.decide(as_decisions(reasons, ERROR))
-    return trials.accepts(alternative, max_loss, reasons, message=message)
+    return trials.accept(alternative, max_loss, reasons, message=message)

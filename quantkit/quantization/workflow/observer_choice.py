@@ -34,7 +34,7 @@ def choose_observer(trials: Trials) -> None:
         f"observer {EXTREMES} instead of {conversion.plan.scheme.observer}: the outputs are nearer to the float model "
         f"on {len(trials.samples)} calibration samples (--observer selects one)"
     )
-    trials.accepts(_with_extremes(conversion), policy.MAX_OBSERVER_LOSS, message=message)
+    trials.accept(_with_extremes(conversion), policy.MAX_OBSERVER_LOSS, message=message)
 
 
 def choose_scales(trials: Trials) -> None:
@@ -50,9 +50,9 @@ def choose_scales(trials: Trials) -> None:
             break  # all migrations without a cost in latency are compared, also after a good one
         scales = find_scales(graph, plan, ranges, strength, inserts=inserts)
         if scales not in tried:
-            with trials.reporting():
+            with trials.report_failures():
                 migrated = with_migrated_scales(graph, plan, ranges, scales, feeds, runtime)
-                trials.accepts(replace(conversion, ranges=migrated), max_loss, in_most_runs=True)
+                trials.accept(replace(conversion, ranges=migrated), max_loss, in_most_runs=True)
         tried.append(scales)
     if trials.present is not conversion:
         moved = trials.present.ranges.scales
@@ -69,12 +69,12 @@ def choose_bias_correction(trials: Trials) -> None:
     graph, plan, ranges = conversion.graph, conversion.plan, conversion.ranges
     if not scheme.bias_correction or not ranges.means:
         return
-    with trials.reporting():
+    with trials.report_failures():
         errors = measure_mean_errors(graph, plan, ranges, trials.samples.feeds, trials.options.runtime)
         alternative = replace(conversion, ranges=replace(ranges, mean_errors=errors))
-        trials.accepts(alternative, policy.MAX_CORRECTED_LOSS, in_most_runs=True)
+        trials.accept(alternative, policy.MAX_CORRECTED_LOSS, in_most_runs=True)
     without = replace(conversion, plan=replace(plan, scheme=scheme.with_(bias_correction=False)))
-    if trials.accepts(without, policy.MAX_CORRECTED_LOSS, in_most_runs=True):
+    if trials.accept(without, policy.MAX_CORRECTED_LOSS, in_most_runs=True):
         trials.options.on_message("no bias correction: the outputs are nearer to the float model without it")
     elif trials.present is not conversion:
         trials.options.on_message("bias correction of activations: the outputs are nearer to the float model with it")

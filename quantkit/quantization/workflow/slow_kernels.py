@@ -5,7 +5,7 @@
 The kernels that only the table of costs keeps in float (`costly_kernels.py`) are in int8 in the profiled model: the cut
 may return them to int8. One profile shows whether another choice can save time at all: further ones are made only then.
 A predicted choice counts only if its file is measured to be faster. Each file has one process in each runtime for all
-rounds. The form for several runtimes minimizes over all of them.
+rounds. For several runtimes, the choice has the smallest mean of their predicted times.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -32,30 +32,31 @@ from quantkit.quantization.workflow.trials import Trials
 from quantkit.runtimes import find_runtime
 
 
-def exclude_slow_kernels(conversion: Conversion, trials: Trials, options: Options) -> Conversion:
+def exclude_slow_kernels(conversion: Conversion, trials: Trials) -> Conversion:
     """Return the conversion without the kernels that float computes faster, if that makes the model faster here.
 
     Args:
         conversion: conversion with all other decisions.
-        trials: trials on the calibration samples: the loss must not grow, or be small.
-        options: options of the quantization; no time is measured if ``runs`` is 0.
+        trials: trials on the calibration samples: the loss must not grow, or be small. No time is measured if the
+            option ``runs`` is 0.
     """
+    options = trials.options
     if options.runs == 0 or not trials.is_possible or not conversion.plan.patterns:
         return conversion
     titles = join_names(find_runtime(name).title for name in conversion.runtimes)
     seconds = len(conversion.runtimes) * 2 * policy.PROFILE_ROUNDS * policy.PROFILE_SECONDS
     options.on_progress(Progress(f"measuring the time of the layers in {titles}", 0, seconds=seconds))
-    samples = {name: array.shape for name, array in trials.samples.feeds[0].items()}
+    samples = trials.samples.sample_shapes
     try:
-        with temporary_folder() as folder, _FastForm(conversion, folder, samples, conversion.runtimes) as form:
-            form.profile()
-            return form.choose(trials, options)
+        with temporary_folder() as folder, _KernelTimes(conversion, folder, samples, conversion.runtimes) as times:
+            times.profile()
+            return times.choose(trials)
     except QuantkitError as error:
         options.on_message(f"the time of the layers is not measured: {error.message}")
         return conversion
 
 
-def find_fast_forms(
+def find_faster_alternatives(
     conversion: Conversion, samples: Mapping[str, tuple[int, ...]], runtime: str, seconds: float
 ) -> list[Conversion]:
     """Return the conversion with other float layers, as profiles predict that they make it faster in a runtime.
@@ -67,25 +68,23 @@ def find_fast_forms(
         seconds: time limit of the profiles.
 
     Raises:
-        UnavailableError: the runtime does not run a model, or the time limit is exceeded. The runtime does not measure
-            the time of ops, and the table of costs keeps no kernel in float.
+        UnavailableError: the runtime does not run a model or measure the time of ops, or the time limit is exceeded.
     """
-    with temporary_folder() as folder, _FastForm(conversion, folder, samples, (runtime,), seconds) as form:
-        form.profile()
-        return [alternative for _, alternative in form.find_alternatives()]
+    with temporary_folder() as folder, _KernelTimes(conversion, folder, samples, (runtime,), seconds) as times:
+        times.profile()
+        return [alternative for _, alternative in times.find_alternatives()]
 
 
-class _FastForm:
+class _KernelTimes:
     """Measured times of a conversion.
 
     Attributes:
-        conversion: conversion with all kernels in int8.
-        present: the same with the float kernels of the table of costs.
-        choice: these kernels.
+        present: conversion with the float kernels of the table of costs.
+        choice: names of the kernels that the table of costs keeps in float.
+        conversion: conversion with the kernels of ``choice`` in int8.
         folder: for the files of the models.
         table: predicted times of the kernels and boundaries.
-        costs: measured times of the kernels and boundaries, the mean over the runtimes; those of the table at first.
-        is_traced: False if a runtime does not measure the time of ops.
+        costs: measured times of the kernels and boundaries, the mean over the runtimes; before a profile, ``table``.
         latency: mean latency of the conversion in the runtimes, in seconds.
     """
 
@@ -120,7 +119,7 @@ class _FastForm:
         self.table = predict_costs(conversion.graph, self.conversion.plan, shapes, runtimes)
         int8 = {*(pattern.layer for pattern in conversion.plan.patterns), *conversion.plan.pass_through}
         self.choice = frozenset(self.table.kernels.keys() - int8)
-        self.costs, self.is_traced, self.latency = self.table, True, 0.0
+        self.costs, self.latency = self.table, 0.0
         self._profiles = AlternatingProfiles(self.floats[0], seconds)
         self._rounds: list[tuple[list[ModelProfile], list[ModelProfile]]] = [([], []) for _ in self.floats]
 
@@ -128,18 +127,9 @@ class _FastForm:
         """Measure the costs and the latency by one profile, and by further ones if another choice may save time.
 
         Raises:
-            UnavailableError: a runtime does not run a model. It does not measure the time of ops, and the table of
-                costs keeps no kernel in float.
+            UnavailableError: a runtime does not run a model, or does not measure the time of ops.
         """
-        try:
-            self._profile(1)
-        except UnavailableError:
-            if not self.choice:
-                raise
-            self.is_traced = False
-            calls = self._profiles.time(list(self.quantized.values()), 1, policy.MIN_CALLS)
-            self.latency = fmean(median(each) for (each,) in calls)
-            return
+        self._profile(1)
         if any(True for _ in self.find_alternatives()):
             self._profile(policy.PROFILE_ROUNDS - 1)
 
@@ -164,13 +154,7 @@ class _FastForm:
         self.costs, self.latency = CostModel.mean(models), fmean(latencies)
 
     def find_alternatives(self) -> Iterator[tuple[frozenset[str], Conversion]]:
-        """Yield the choices of float kernels that save enough time by the costs, with their conversions.
-
-        Without measured costs, all kernels are in int8.
-        """
-        if not self.is_traced:
-            yield frozenset(), self.conversion
-            return
+        """Yield the choices of float kernels that save enough time by the costs, with their conversions."""
         choices = set[frozenset[str]]()
         for factor in policy.BOUNDARY_FACTORS:
             boundaries = {edge: factor * seconds for edge, seconds in self.costs.boundaries.items()}
@@ -184,7 +168,7 @@ class _FastForm:
             if alternative.plan.patterns:
                 yield choice, alternative
 
-    def choose(self, trials: Trials, options: Options) -> Conversion:
+    def choose(self, trials: Trials) -> Conversion:
         """Return the present conversion, or the first alternative that is measured to be faster."""
         for choice, alternative in self.find_alternatives():
             is_better = trials.is_better(alternative, self.present, policy.MAX_FASTER_LOSS)
@@ -194,16 +178,17 @@ class _FastForm:
             speedups = [median(each) for each in ratios]
             is_faster = geometric_mean(speedups) >= 1 / (1 - policy.MIN_SAVED) and geometric_mean(map(min, ratios)) > 1
             if is_faster and min(speedups) >= 1 - policy.MIN_SAVED:
-                self._report(choice, max(speedups), options)
+                self._report(choice, max(speedups), trials.options)
                 return alternative
         return self.present
 
     def _report(self, choice: frozenset[str], speedup: float, options: Options) -> None:
         """Report the layers that change their precision."""
-        for names, text in (
-            (choice - self.choice, "stay float, for example {}: their int8 form costs more time than it saves"),
-            (self.choice - choice, "are int8, for example {}, unlike by the table of costs: float saves no time"),
-        ):
+        stays, returns = (
+            "stay float, for example {}: their int8 form costs more time than it saves",
+            "return to int8, for example {}: float, which the table of costs chose, saves no time",
+        )
+        for names, text in ((choice - self.choice, stays), (self.choice - choice, returns)):
             if layers := sorted(names & self.conversion.plan.pattern_of.keys()):
                 options.on_message(
                     f"{len(layers)} layers {text.format(layers[0])} on this machine (the model is {speedup:.2f} times "
@@ -211,7 +196,7 @@ class _FastForm:
                 )
 
     def _exclude(self, choice: frozenset[str]) -> Conversion:
-        """Return the conversion with these kernels in float."""
+        """Return the conversion with the kernels of a choice in float."""
         reason = "float is faster on this machine, with its quantize/dequantize boundaries"
         times = self.costs.kernels
         return self.conversion.decide(

@@ -17,12 +17,12 @@ from quantkit.progress import Progress
 from quantkit.quantization.fallback import ERROR, Loss
 from quantkit.quantization.precision import policy
 from quantkit.quantization.report import AccuracyReport
-from quantkit.quantization.workflow.accuracy import measure_accuracy, written_file
+from quantkit.quantization.workflow.accuracy import measure_accuracy, write_trial_file
 from quantkit.quantization.workflow.conversion import Conversion
 from quantkit.quantization.workflow.float_reference import FloatReference, loss_of
 from quantkit.quantization.workflow.options import Options
 
-# Function that offers alternatives of the present conversion to `Trials.accepts`.
+# Function that offers alternatives of the present conversion to `Trials.accept`.
 Candidate = Callable[["Trials"], None]
 
 
@@ -53,29 +53,29 @@ class Trials:
         self._best: tuple[Conversion, AccuracyReport] | None = None
 
     def improve(
-        self, conversion: Conversion, candidates: Sequence[Candidate], *, is_good_enough: bool = True
+        self, conversion: Conversion, candidates: Sequence[Candidate], *, stops_if_good: bool = True
     ) -> Conversion:
         """Return the best of a conversion and the alternatives of each candidate in turn.
 
         Args:
             conversion: conversion to replace.
             candidates: functions that offer alternatives.
-            is_good_enough: do not try alternatives of a conversion with a good fidelity.
+            stops_if_good: do not try alternatives of a conversion with a good fidelity.
         """
         self.present = conversion
         for number, candidate in enumerate(candidates):
             if not self.is_possible:
                 break
-            if is_good_enough:
+            if stops_if_good:
                 if self.is_good(self.present):
                     break
                 remaining = self._seconds * (len(candidates) - number)
                 self.options.on_progress(Progress("comparing alternatives", number, len(candidates), seconds=remaining))
-            with self.reporting():
+            with self.report_failures():
                 candidate(self)
         return self.present
 
-    def accepts(
+    def accept(
         self,
         alternative: Conversion,
         max_loss: float,
@@ -84,7 +84,7 @@ class Trials:
         in_most_runs: bool = False,
         message: str = "",
     ) -> bool:
-        """Replace the present conversion by an alternative if that is better; return whether it is.
+        """Replace the present conversion by an alternative if that is better, and return True if it is.
 
         Args:
             alternative, max_loss, layers, in_most_runs: see `is_better`.
@@ -98,7 +98,7 @@ class Trials:
         return True
 
     @contextmanager
-    def reporting(self) -> Iterator[None]:
+    def report_failures(self) -> Iterator[None]:
         """Report the error of an alternative, which then does not count."""
         try:
             yield
@@ -207,7 +207,7 @@ class Trials:
         """Return the accuracy of a conversion (default: on the first samples, in the runtime that opens it soonest)."""
         start = perf_counter()
         try:
-            with written_file(conversion) as file:
+            with write_trial_file(conversion) as file:
                 names = runtimes or conversion.trial_runtimes
                 by_run = reference is None
                 return measure_accuracy(file, conversion, reference or self.samples, names, by_run=by_run)

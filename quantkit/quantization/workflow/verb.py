@@ -90,7 +90,7 @@ def _run(options: Options) -> QuantizationResult:
         conversion = conversion.exclude(fallback.keep_float)
     conversion = conversion.with_kernels()
     if fine_tuning is None and options.max_drop is None:
-        conversion = exclude_slow_kernels(conversion, trials, options)
+        conversion = exclude_slow_kernels(conversion, trials)
     if conversion.plan is not planned:
         save_plan(options, graph, conversion.plan)
     if reference.unused_labels:

@@ -81,7 +81,7 @@ def choose_zero_points(trials: Trials) -> None:
         f"zero points of {len(groups)} of {len(gains)} tensors before padded convolutions: the outputs are nearer to "
         f"the float model; {traffic}"
     )
-    trials.accepts(_pad(conversion, ranges, errors, f"{REASON}: {traffic}"), 1.0, errors, message=message)
+    trials.accept(_pad(conversion, ranges, errors, f"{REASON}: {traffic}"), 1.0, errors, message=message)
 
 
 def _find_alternative(conversion: Conversion) -> tuple[list[str], Conversion, list[Edge]]:

@@ -225,7 +225,7 @@ def calibrate(graph: Graph, plan: Plan, samples: np.ndarray) -> tuple[Ranges, Fl
 
 
 def _improve(trials: Trials, conversion: Conversion, candidate: Candidate) -> Conversion:
-    return trials.improve(conversion, [candidate], is_good_enough=False)
+    return trials.improve(conversion, [candidate], stops_if_good=False)
 
 
 @pytest.mark.engine
@@ -284,7 +284,7 @@ def test_tensors_with_most_of_the_loss_get_zero_points(monkeypatch: pytest.Monke
     assert _improve(Trials(reference, stated), conversion, choose_zero_points) is conversion, "a scheme is kept"
     assert _improve(Trials(reference, options), alternative, choose_zero_points) is alternative, "the rest loses little"
     trials = Trials(reference, options)
-    trials.accepts = lambda *arguments, **flags: False  # type: ignore[method-assign]
+    trials.is_better = lambda *arguments, **flags: False  # type: ignore[method-assign]
     assert _improve(trials, conversion, choose_zero_points) is conversion, "the outputs are not nearer"
     monkeypatch.setattr(policy, "MAX_GAIN_MACS", 0.0)
     assert _improve(Trials(reference, options), conversion, choose_zero_points) is conversion

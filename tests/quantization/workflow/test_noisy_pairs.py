@@ -42,9 +42,9 @@ NEIGHBORS = {"c1": {"c2"}, "c2": {"c1", "c3"}, "c3": {"c2", "y"}, "y": {"c3"}}
 class ScriptedTrials(Trials):
     """Trials in which a function decides whether the float forms of layers are better."""
 
-    def __init__(self, accept: Callable[[set[str]], bool]) -> None:
+    def __init__(self, decide: Callable[[set[str]], bool]) -> None:
         super().__init__(FloatReference(), Options(None))
-        self.accept, self.is_possible = accept, True
+        self.decide, self.is_possible = decide, True
 
     def is_good(self, conversion: Conversion) -> bool:
         return False
@@ -58,7 +58,7 @@ class ScriptedTrials(Trials):
         *,
         in_most_runs: bool = False,
     ) -> bool:
-        return self.accept(set(layers))
+        return self.decide(set(layers))
 
 
 @pytest.mark.parametrize("first", NEIGHBORS)

@@ -15,6 +15,7 @@ from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import COST, ERROR, as_decisions
 from quantkit.quantization.report import Latency
 from quantkit.quantization.workflow import calibrated_model, verb
+from quantkit.quantization.workflow.trials import Trials
 from quantkit.runtimes.session import RuntimeVersion
 
 pytestmark = pytest.mark.engine
@@ -76,7 +77,6 @@ def use(monkeypatch: pytest.MonkeyPatch, slow: Sequence[str], speedup: float) ->
     monkeypatch.setattr(AlternatingProfiles, "start", lambda *arguments: None)
     monkeypatch.setattr(AlternatingProfiles, "compare", lambda *arguments: machine.compare(*arguments))
     monkeypatch.setattr(AlternatingProfiles, "measure", lambda *arguments: machine.profile(*arguments))
-    monkeypatch.setattr(AlternatingProfiles, "time", lambda _, candidates, *__: [((10e-3,),)] * len(candidates))
     # Only times decide here: the losses are those of a few random images.
     monkeypatch.setattr(policy, "MAX_FASTER_LOSS", 100.0)
     return machine
@@ -126,24 +126,24 @@ def test_no_time_is_measured_without_runs_or_with_decisions_of_the_caller(monkey
 
 
 def cut_by_the_table(monkeypatch: pytest.MonkeyPatch, names: Sequence[str]) -> None:
-    """Replace all choices by float layers of the table of costs."""
-    monkeypatch.setattr(calibrated_model, "CHOICES", (lambda conversion, *_: conversion.cut(names),))
+    """Replace the float layers of the table of costs, without other choices."""
+
+    def cut(trials: Trials) -> None:
+        trials.present = trials.present.cut(names)
+
+    monkeypatch.setattr(calibrated_model, "exclude_costly_kernels", cut)
+    monkeypatch.setattr(calibrated_model, "CHOICES", ())
 
 
-@pytest.mark.parametrize("is_traced", [True, False])
-def test_layers_that_the_table_keeps_in_float_return_to_int8(
-    monkeypatch: pytest.MonkeyPatch, *, is_traced: bool
-) -> None:
+def test_layers_that_the_table_keeps_in_float_return_to_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     names = layers()
     machine = use(monkeypatch, [], 1.2)
-    if not is_traced:
-        fail_profiles(monkeypatch)
     cut_by_the_table(monkeypatch, names[2:4])
     messages: list[str] = []
     result = quantize(on_message=messages.append)
     assert {*names[2:4]} <= {pattern.layer for pattern in result.plan.patterns}
     assert any(
-        "2 layers are int8" in message and names[2] in message and "1.20 times" in message for message in messages
+        "2 layers return to int8" in message and names[2] in message and "1.20 times" in message for message in messages
     )
     assert machine.pairs[-1][0].path != machine.pairs[-1][1].path
 
@@ -162,20 +162,18 @@ def test_the_choice_of_the_table_stays_unless_int8_is_faster(
 def test_a_layer_that_a_trial_keeps_in_float_stays_float_without_the_cut() -> None:
     names = layers()
     conversion = quantize(runs=0).conversion
-    noisy = as_decisions({names[5]: "noisy"}, ERROR)
-    assert conversion.cut(names[2:4]).decide(noisy).without_cut().plan == conversion.decide(noisy).plan
+    cut = conversion.cut(names[5:7])
+    for name in [*names[:5], *names[7:]]:
+        noisy = as_decisions({name: "noisy"}, ERROR)
+        assert cut.decide(noisy).without_cut().plan == conversion.decide(noisy).plan, name
     assert conversion.without_cut() is conversion
 
 
-def fail_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_without_times_of_ops_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def profile(*arguments: object) -> list[tuple[ModelProfile, ...]]:
         raise UnavailableError("no times", hint="")
 
     monkeypatch.setattr(AlternatingProfiles, "measure", profile)
-
-
-def test_a_runtime_without_times_of_ops_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_profiles(monkeypatch)
     messages: list[str] = []
     result = quantize(on_message=messages.append)
     assert result.plan.patterns
