@@ -58,6 +58,22 @@ def flatten_atrous_conv(graph: Graph) -> Outcome:
         moved = SpaceToBatchND(x, block, paddings)
         conv = Conv2D(moved, w, padding=VALID, strides=[1, 1, 1, 1])
         y = BatchToSpaceND(conv, block, crops)
+
+    Example:
+        flatten_atrous_conv
+        inputs: x
+        outputs: y
+        x = Placeholder[1x8x2]()
+        block = Const[int32]([2])
+        paddings = Const[int32]([[2, 2]])
+        crops = Const[int32]([[0, 0]])
+        axis = Const[int32](1)
+        w = Const[1x3x2x4]()
+        moved = SpaceToBatchND(x, block, paddings)
+        image = ExpandDims(moved, axis)
+        conv = Conv2D(image, w, padding=VALID, strides=[1, 1, 1, 1])
+        rows = Squeeze(conv, squeeze_dims=[1])
+        y = BatchToSpaceND(rows, block, crops)
     """
     if "BatchToSpaceND" not in graph.op_counts:
         return Outcome(graph)
