@@ -5,20 +5,18 @@
        layer, with this layer alone in float: its gain is the loss that it removes.
     3. Keep the first layers in float, and find the smallest number of them that suffices: in growing steps from the
        number that the error model predicts, then by bisection.
-    4. Quantize these layers again, the last ones first, by halves; they stay quantized if the limit holds. Halves whose
-       predicted error is above the limit by more than the interval of the error model are not measured.
+    4. Rank these layers again, by the predicted error if one of them alone returns to int8, and repeat step 3. Without
+       an error model, quantize them again, the last ones first, by halves; they stay quantized if the limit holds.
 
 Every measurement is saved in a state file, if one is given, so that an interrupted search resumes.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from quantkit.errors import InputError
 from quantkit.formats.documents import check_structure, read_json
@@ -82,18 +80,10 @@ class LayerRanking(NamedTuple):
         counts = range(1, len(self.layers) + 1)
         return next((count for count in counts if self.predict(frozenset(self.layers[:count])) <= limit), None)
 
-    def exceeds(self, choice: frozenset[str], measured: frozenset[str], loss: Loss, max_drop: float) -> bool:
-        """Return True if the error of a choice is above a limit by more than the interval of the prediction.
-
-        Args:
-            choice, measured: float layers, and those of a measured choice that has few other layers.
-            loss: loss of the measured choice.
-            max_drop: largest accepted drop.
-        """
-        if loss.kind != ERROR:
-            return False
-        increase = self.predict(choice) / max(self.predict(measured), np.finfo(np.float64).tiny)
-        return loss.drop * increase > max_drop * 10 ** (self.prediction.interval_db / 20)
+    def within(self, choice: Collection[str]) -> "LayerRanking":
+        """Return the ranking of a choice of float layers, those first that alone would add most error in int8."""
+        floats = frozenset(choice)
+        return self._replace(layers=sorted(choice, key=lambda layer: -self.predict(floats - {layer})))
 
 
 # Function that returns the loss with these layers in float and all others in int8.
@@ -254,9 +244,14 @@ def search(
     ranked = by_gain if ranking is None else list(ranking.layers)
     guess = None if ranking is None else ranking.count_layers(baseline.drop, max_drop)
     choice = _find_shortest_prefix(run, ranked, max_drop, guess)
+    loss = run.losses[frozenset(choice)]
     contributions: dict[str, Loss] = {}
-    if choice:
-        choice, contributions = _drop_unneeded(run, choice, max_drop, ranking)
+    if ranking is None:
+        choice, contributions = _drop_unneeded(run, choice, max_drop)
+    elif loss.drop <= max_drop:
+        again = ranking.within(choice)
+        guess = again.count_layers(baseline.drop, max_drop)
+        choice = _find_shortest_prefix(run, list(again.layers), max_drop, guess)
     loss = run.losses[frozenset(choice)]
     rows = tuple(LayerSensitivity(name, gains.get(name), contributions.get(name), name in choice) for name in ranked)
     prediction = None if ranking is None else ranking.prediction
@@ -303,13 +298,11 @@ def _find_shortest_prefix(run: _Search, ranked: list[str], max_drop: float, gues
     return [name for name in ranked if name in closest]
 
 
-def _drop_unneeded(
-    run: _Search, choice: list[str], max_drop: float, ranking: LayerRanking | None
-) -> tuple[list[str], dict[str, Loss]]:
+def _drop_unneeded(run: _Search, choice: list[str], max_drop: float) -> tuple[list[str], dict[str, Loss]]:
     """Return the choice without the layers that are not needed, and the contribution of each other measured layer.
 
     Layers are quantized again in halves, those with the smallest gains first: one measurement suffices for a half that
-    is not needed, and none if the ranking predicts a drop far above the limit.
+    is not needed.
     """
     needed = list(choice)
     losses: dict[str, Loss] = {}
@@ -317,12 +310,10 @@ def _drop_unneeded(
     while pending:
         part = pending.pop()
         others = [name for name in needed if name not in part]
-        whole = frozenset(needed)
-        is_needed = ranking is not None and ranking.exceeds(frozenset(others), whole, run.losses[whole], max_drop)
-        loss = run.loss(others) if part and not is_needed else None
+        loss = run.loss(others) if part else None
         if loss is not None and loss.drop <= max_drop:
             needed = others
-        elif len(part) > 1 and (loss is not None or is_needed):
+        elif len(part) > 1 and loss is not None:
             pending += [part[: len(part) // 2], part[len(part) // 2 :]]
         elif loss is not None:
             losses[part[0]] = loss

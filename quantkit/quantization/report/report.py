@@ -262,17 +262,24 @@ def _warning_lines(report: QuantizationReport) -> Iterator[str]:
 
 
 def _search_lines(report: QuantizationReport, fallback: Fallback) -> Iterator[str]:
-    """Yield the gain and the cost of each layer that the accuracy search keeps in float."""
+    """Yield the gain and the cost of each layer that the accuracy search keeps in float.
+
+    A search with an error model does not measure the layers one by one: their gains are predicted errors.
+    """
     yield f"drop {fallback.baseline.drop:.4f} with all layers in int8, {fallback.loss.drop:.4f} with the fallbacks"
     rows = [row for row in fallback.layers if row.is_float]
     if rows:
         costs = {node.name: node.macs for node in report.census.float_fallbacks}
-        head = f"in {report.fallback_precision}"
+        predicted = {} if fallback.prediction is None else fallback.prediction.gains
+        head, gains = f"in {report.fallback_precision}", "predicted gain" if predicted else "drop gained   KL gained"
         width = max(len(head), *(len(row.layer) for row in rows))
-        yield f"  {head:<{width}}  {'drop gained':>11}  {'KL gained':>9}  {'MACs':>13}"
+        yield f"  {head:<{width}}  {gains}  {'MACs':>13}"
         for row in rows:
             gain, cost = row.contribution or row.gain, costs.get(row.layer)
-            numbers = f"{gain.drop:>11.4f}  {gain.kl_divergence:>9.4f}" if gain else f"{'':>11}  {'':>9}"
+            if predicted:
+                numbers = f"{predicted[row.layer]:>14.4f}"
+            else:
+                numbers = f"{gain.drop:>11.4f}  {gain.kl_divergence:>10.4f}" if gain else " " * len(gains)
             yield f"  {row.layer:<{width}}  {numbers}  {'' if cost is None else _format_count(cost):>13}"
     if not fallback.is_complete:
         yield "  time budget exhausted: run the same command with a larger --time-budget to resume"

@@ -122,7 +122,9 @@ def test_outlier_channel_is_found_and_accuracy_restored(
     assert fallback["is_reached"]
     assert fallback["baseline_drop"] > 0.5
     assert set(fallback["keep_float"]) <= {"conv/batchnorm", "conv_1/batchnorm"}
-    assert sorted(row["layer"] for row in fallback["layers"] if row["contribution"]) == fallback["keep_float"]
+    gains = {row["unit"]: row["predicted"] for row in report["decisions"] if row["source"] == "accuracy"}
+    assert sorted(gains) == fallback["keep_float"]
+    assert all(isinstance(gain, float) for gain in gains.values())
     assert report["quality"]["top1"]["value"] >= report["float_top1"]["value"] - 0.01
     assert not list(tmp_path.glob("*.fallback")), "a complete search removes its state"
 
