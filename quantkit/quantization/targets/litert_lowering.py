@@ -1,10 +1,4 @@
-"""Replacement of transposed convolutions by convolutions, for LiteRT.
-
-    Conv2DBackpropInput, stride s, kernel k  ->  Pad t-1 -> Conv2D t x t -> DepthToSpace s -> Slice
-
-with t = ceil(k / s): the convolution has s^2 times the channels, the outputs of each position of the input, and
-DepthToSpace moves them to their positions. Without overlap (k <= s), there is no Pad, and a Slice only for
-another size. The form computes the same products and sums, and products with zeros if s does not divide k.
+"""Replacement of transposed convolutions by convolutions for LiteRT: see `transposed_convolutions`.
 
 TensorFlow's converter stores the weights of float transposed convolutions in int8 in any case, and LiteRT has only a
 reference kernel for them if the batch is not fixed: 23 ms where a convolution takes 1 ms.
@@ -22,6 +16,7 @@ from quantkit.ir.tensor import Array, DType, Shape
 from quantkit.ops.layers import WEIGHTS_INDEX, broadcast_channels, same_padding
 from quantkit.ops.semantics import ADD_OPS
 from quantkit.ops.shape_inference import infer_shapes
+from quantkit.quantization.targets.transposed_convolutions import count_taps, divide_kernel
 
 TRANSPOSED = "Conv2DBackpropInput"
 # Activations that a convolution computes; they commute with the movement of values.
@@ -87,7 +82,7 @@ def _lower(graph: Graph, layer: Node, tail: list[Node], shapes: Mapping[Edge, Sh
     if max(taps) > 1:
         margins = np.array([[0, 0], *([tap - 1] * 2 for tap in taps), [0, 0]], np.int32)
         edge = add("padded", "Pad", edge, add_constant("margins", margins), **FLOAT, Tpaddings=DType.INT32)
-    kernel = add_constant("positions", _divide_kernel(weights.array, stride, taps))
+    kernel = add_constant("positions", divide_kernel(weights.array, stride))
     edge = add("conv", "Conv2D", edge, kernel, **FLOAT, strides=(1, 1, 1, 1), padding=b"VALID")
     for node in tail:
         if node.op in CLAMPS:
@@ -138,31 +133,10 @@ def _find_geometry(graph: Graph, layer: Node, shapes: Mapping[Edge, Shape]) -> _
     if len(strides) != 4 or strides[1] != strides[2] or len(before) != 2 or len(size) != 2:
         return None
     stride, kernel = strides[1], weights.shape[:2]
-    taps = [-(-span // stride) for span in kernel]
+    taps = count_taps(kernel, stride)
     pads = [same_padding(*axis, stride) or (0, 0) for axis in zip(size, kernel, strict=True)]
     first = [pad if padding == b"SAME" else 0 for pad, _ in pads]
     computed = [stride * (each + tap - 1) for each, tap in zip(before, taps, strict=True)]
     if any(start + each > whole for start, each, whole in zip(first, size, computed, strict=True)):
         return None
     return _Geometry(stride, taps, first, size, computed)
-
-
-def _divide_kernel(weights: Array, stride: int, taps: list[int]) -> Array:
-    """Return the weights of the convolution that computes all outputs of a position.
-
-    Output ``stride * m + r`` of an axis is the sum of input ``m - t`` times weight ``stride * t + r`` over t.
-
-    Args:
-        weights: (height, width, channels, depth) of the transposed convolution.
-        stride: stride of both axes.
-        taps: inputs of an output in each axis.
-
-    Returns:
-        (taps, taps, depth, stride * stride * channels)
-    """
-    height, width, channels, depth = weights.shape
-    rows, columns = taps
-    whole = np.zeros((rows * stride, columns * stride, channels, depth), np.float32)
-    whole[:height, :width] = weights
-    parts = whole.reshape(rows, stride, columns, stride, channels, depth)[::-1, :, ::-1]
-    return np.ascontiguousarray(parts.transpose(0, 2, 5, 1, 3, 4).reshape(rows, columns, depth, -1))

@@ -46,10 +46,10 @@ def check(
     return plan
 
 
-def compare_lowered(network: Network, output: str) -> None:
+def compare_lowered(network: Network, output: str, runtime: str = "auto") -> None:
     """Check that the prepared float graph computes the same values."""
     model, feeds = network.model(output), {"x": samples(network)[0]}
-    prepared = prepare(load(model), Scheme())
+    prepared = prepare(load(model), Scheme(), runtime=runtime)
     assert prepared[output].op not in ("ConvTranspose", "Einsum")
     (expected,), (actual,) = run(model.SerializeToString(), feeds), run(onnx_format.encode(prepared), feeds)
     np.testing.assert_allclose(actual, expected, atol=2e-5)
@@ -103,6 +103,42 @@ def test_transposed_convolution_without_overlap_is_a_convolution(has_bias: bool,
     y = network.add("ConvTranspose", wide, network.weights(128, 6, 2, 2), *bias, strides=[2, 2])
     compare_lowered(network, y)
     check(network, y, int8={"QLinearConv": 2, "ConvTranspose": 0}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "attrs"),
+    [
+        ((4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ((3, 3), {"strides": [2, 2]}),
+        ((3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+        ((5, 2), {"strides": [3, 3], "pads": [0, 1, 2, 0]}),
+        ((2, 2), {"strides": [2, 2], "pads": [1, 0, 0, 1]}),
+    ],
+    ids=["multiple of the stride", "odd kernel", "output padding", "rectangular kernel", "padding without overlap"],
+)
+def test_transposed_convolution_with_overlap_is_a_convolution_for_onnx_runtime(
+    kernel: tuple[int, int], attrs: dict[str, Any], tmp_path: Path
+) -> None:
+    """OpenVINO has an int8 kernel of the whole layer, and files for all runtimes keep it."""
+    network = Network(*IMAGE)
+    y = network.add("ConvTranspose", network.conv("x"), network.weights(8, 6, *kernel), network.weights(6), **attrs)
+    assert prepare(load(network.model(y)), Scheme())[y].op == "ConvTranspose"
+    compare_lowered(network, y, runtime="onnxruntime")
+    output, model, feeds = tmp_path / "y.onnx", network.model(y), {"x": samples(network, 9)[-1]}
+    result = qk.quantize(load(model), samples(network), runtime="onnxruntime", runs=0, output=output)
+    assert len(result.plan.patterns) == 2
+    (expected,), (actual,) = run(model.SerializeToString(), feeds), run(output.read_bytes(), feeds)
+    assert expected.shape == actual.shape
+    assert sqnr(expected, actual) > 28
+
+
+def test_transposed_convolution_with_uncomputed_outputs_stays() -> None:
+    """Rows of the output padding that no weight computes."""
+    network = Network(*IMAGE)
+    weights = network.weights(8, 6, 2, 2)
+    y = network.add("ConvTranspose", network.conv("x"), weights, strides=[2, 2], output_padding=[1, 1])
+    prepared = prepare(load(network.model(y)), Scheme(), runtime="onnxruntime")
+    assert prepared[y].op == "ConvTranspose"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ REWRITES = {
 # Rewrites also of files for all runtimes, which otherwise keep the ops that another runtime computes faster.
 PORTABLE = (CHANNEL_SHUFFLE, PRODUCT_CHAIN, EXTREME, HIDDEN_SIZE)
 # Number of input channels from which files for all runtimes split a transposed convolution. ONNX Runtime has no int8
-# kernel of one: with 24 channels the whole one is as fast there as its parts, with 32 and 64 slower. OpenVINO has one.
+# kernel of one: with 24 channels the whole one is as fast there as its parts, with 32 and 64 slower. OpenVINO has one,
+# and computes kernels larger than the stride up to twice as fast whole: these stay in files for all runtimes.
 LEAST_SPLIT = 32
 # Number of values from which a table is stored in int8: a smaller one saves less than 100 kB, for four more nodes.
 LEAST_TABLE = 1 << 15
@@ -108,8 +109,9 @@ class OnnxTarget(Target, RuntimeRules):
 def lower_for(graph: Graph, runtime: str) -> Graph:
     """Return a float graph of a later opset, without layers that a runtime has no int8 kernel for."""
     if runtime == AUTO:
-        return lower_layers(raise_opset(graph), least_split=LEAST_SPLIT)
-    return lower_layers(raise_opset(graph), least_split=inf if find_runtime(runtime).transposes_convolutions else 0)
+        return lower_layers(raise_opset(graph), least_split=LEAST_SPLIT, least_overlap=inf)
+    least = inf if find_runtime(runtime).transposes_convolutions else 0
+    return lower_layers(raise_opset(graph), least_split=least, least_overlap=least)
 
 
 def _is_large(table: Tensor | None) -> TypeGuard[Tensor]:

@@ -1,7 +1,7 @@
 """Replacement of float ONNX layers by other layers with an int8 kernel.
 
     ConvTranspose, stride 1                ->  Conv with the reversed kernel
-    ConvTranspose, stride = kernel size    ->  Conv 1x1 -> DepthToSpace
+    ConvTranspose, another stride          ->  Conv -> DepthToSpace -> Slice, see `transposed_convolutions`
     Einsum of one contraction              ->  MatMul between Transpose and Reshape
 
 All forms compute the same products and sums.
@@ -20,18 +20,20 @@ from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
+from quantkit.quantization.targets.transposed_convolutions import count_taps, divide_kernel
 
 
-def lower_layers(graph: Graph, *, least_split: float) -> Graph:
+def lower_layers(graph: Graph, *, least_split: float, least_overlap: float) -> Graph:
     """Return the ONNX graph with layers that have an int8 kernel in ONNX Runtime and in OpenVINO.
 
     Args:
         graph: float ONNX graph.
-        least_split: number of input channels from which a transposed convolution becomes a convolution and a
-            DepthToSpace, where they are equal.
+        least_split: number of input channels from which a transposed convolution whose kernel is as large as its
+            stride becomes a convolution and a DepthToSpace.
+        least_overlap: the same for larger kernels.
     """
     rules: Mapping[str, Callable[[Graph, Node], list[Node]]] = {
-        "ConvTranspose": partial(_lower_transposed_convolution, least_split=least_split),
+        "ConvTranspose": partial(_lower_transposed_convolution, least=(least_split, least_overlap)),
         "Einsum": _lower_einsum,
     }
     draft = Draft(graph)
@@ -64,34 +66,38 @@ def _constant(graph: Graph, name: str, values: Array) -> Node:
 # Transposed convolutions
 
 
-def _lower_transposed_convolution(graph: Graph, node: Node, *, least_split: float) -> list[Node]:
+def _lower_transposed_convolution(graph: Graph, node: Node, *, least: tuple[float, float]) -> list[Node]:
     """Return the nodes that replace a transposed convolution; empty if it stays."""
     weights = graph.constant_of(node.inputs[WEIGHTS_INDEX])
     attrs: Any = node.attrs
     if weights is None or weights.dtype is not DType.FLOAT or attrs.get("output_shape"):
         return []
     kernel, group = weights.shape[2:], attrs.get("group", 1)
-    steps_of_one = (1,) * len(kernel)
+    steps_of_one, zeros = (1,) * len(kernel), (0,) * len(kernel)
     strides, dilations = attrs.get("strides", steps_of_one), attrs.get("dilations", steps_of_one)
-    pads, padding = attrs.get("pads", (0, 0) * len(kernel)), attrs.get("output_padding", ())
-    lists = ((strides, len(kernel)), (dilations, len(kernel)), (pads, 2 * len(kernel)))
+    pads, padding = attrs.get("pads", zeros * 2), attrs.get("output_padding") or zeros
+    lists = ((strides, len(kernel)), (dilations, len(kernel)), (pads, 2 * len(kernel)), (padding, len(kernel)))
     # The runtime reports an invalid node with more detail.
     is_valid = kernel and all(isinstance(sizes, tuple) and len(sizes) == rank for sizes, rank in lists)
-    is_padded = padding not in ((), (0,) * len(kernel)) or attrs.get("auto_pad", b"NOTSET") != b"NOTSET"
-    if is_padded or not is_valid or group not in range(1, weights.shape[0] + 1) or weights.shape[0] % group:
+    is_computed = attrs.get("auto_pad", b"NOTSET") != b"NOTSET"
+    if is_computed or not is_valid or group not in range(1, weights.shape[0] + 1) or weights.shape[0] % group:
         return []
-    if strides == steps_of_one:
+    if strides == steps_of_one and padding == zeros:
         spans = [dilation * (size - 1) for dilation, size in zip(dilations, kernel, strict=True)] * 2
         conv_pads = tuple(span - pad for span, pad in zip(spans, pads, strict=True))
         return [] if min(conv_pads) < 0 else _reverse_kernel(graph, node, weights.array, group, conv_pads)
-    if weights.shape[0] < least_split:
-        return []
     bias = graph.constant_of(node.inputs[BIAS_INDEX]) if len(node.inputs) > BIAS_INDEX else None
     has_known_bias = len(node.inputs) <= BIAS_INDEX or bias is not None
-    is_square = len(kernel) == 2 and kernel == strides and kernel[0] == kernel[1]
-    if is_square and dilations == steps_of_one and not any(pads) and group == 1 and has_known_bias:
-        return _split_positions(graph, node, weights.array, None if bias is None else bias.array)
-    return []
+    is_plain = dilations == steps_of_one and group == 1 and has_known_bias
+    if not is_plain or len(kernel) != 2 or strides[0] != strides[1] or strides[0] < 2:
+        return []
+    taps = count_taps(kernel, strides[0])
+    # The convolution computes the values of the padding too, and zeros up to the next multiple of the stride.
+    sizes = zip(taps, kernel, pads[2:], padding, strict=True)
+    margins = [*pads[:2], *(tap * strides[0] - size + pad - more for tap, size, pad, more in sizes)]
+    if min(margins) < 0 or weights.shape[0] < least[max(taps) > 1 or any(margins)]:
+        return []
+    return _split_positions(graph, node, weights.array, None if bias is None else bias.array, margins)
 
 
 def _reverse_kernel(graph: Graph, node: Node, weights: Array, group: int, pads: tuple[int, ...]) -> list[Node]:
@@ -104,17 +110,35 @@ def _reverse_kernel(graph: Graph, node: Node, weights: Array, group: int, pads: 
     return [constant, conv.with_attrs(pads=pads, output_padding=None)]
 
 
-def _split_positions(graph: Graph, node: Node, weights: Array, bias: Array | None) -> list[Node]:
-    """Return a convolution with one output channel for each position of the kernel, and a DepthToSpace."""
-    size = weights.shape[2]
-    values = weights.transpose(2, 3, 1, 0).reshape(-1, weights.shape[0], 1, 1)
-    constants = [_constant(graph, f"{node.name}/positions", np.ascontiguousarray(values))]
+def _split_positions(graph: Graph, node: Node, weights: Array, bias: Array | None, margins: list[int]) -> list[Node]:
+    """Return a convolution of all outputs of each position of the input, and a DepthToSpace.
+
+    Args:
+        graph: ONNX graph.
+        node: transposed convolution.
+        weights: (depth, channels, height, width)
+        bias: (channels,), or None.
+        margins: rows and columns before the outputs of the layer, and after them, that the convolution computes too.
+    """
+    attrs: Any = node.attrs
+    stride = attrs["strides"][0]
+    values = divide_kernel(weights.transpose(2, 3, 1, 0), stride).transpose(3, 2, 0, 1)
+    nodes = [_constant(graph, f"{node.name}/positions", np.ascontiguousarray(values))]
     if bias is not None:
-        constants.append(_constant(graph, f"{node.name}/repeated", np.tile(bias, size * size)))
-    inputs = (node.inputs[0], *(Edge(constant.name) for constant in constants))
-    conv = node.with_(name=free_name(graph, f"{node.name}/conv"), op="Conv", inputs=inputs, attrs={})
-    space = {"blocksize": size, "mode": b"DCR"}
-    return [*constants, conv, Node(node.name, "DepthToSpace", (Edge(conv.name),), attrs=space)]
+        nodes.append(_constant(graph, f"{node.name}/repeated", np.tile(bias, stride**2)))
+    inputs = (node.inputs[0], *(Edge(constant.name) for constant in nodes))
+    pads = tuple(tap - 1 for tap in count_taps(weights.shape[2:], stride)) * 2
+    conv_attrs = {"pads": pads} if any(pads) else {}
+    nodes.append(node.with_(name=free_name(graph, f"{node.name}/conv"), op="Conv", inputs=inputs, attrs=conv_attrs))
+    moved = Node(node.name, "DepthToSpace", (Edge(nodes[-1].name),), attrs={"blocksize": stride, "mode": b"DCR"})
+    if not any(margins):
+        return [*nodes, moved]
+    moved = moved.with_(name=free_name(graph, f"{node.name}/moved"))
+    ends = [-margin or np.iinfo(np.int64).max for margin in margins[2:]]
+    limits = {"starts": margins[:2], "ends": ends, "axes": [2, 3]}
+    constants = [_constant(graph, f"{node.name}/{name}", np.array(limit)) for name, limit in limits.items()]
+    edges = (Edge(each.name) for each in (moved, *constants))
+    return [*nodes, moved, *constants, Node(node.name, "Slice", tuple(edges))]
 
 
 # Einsum
