@@ -11,6 +11,7 @@ from quantkit.benchmark.results.report import Failure, format_latency
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.evaluation.classification_metrics import ClassificationMetrics, Proportion
 from quantkit.evaluation.output_sqnr import OutputSqnr
+from quantkit.quantization.precision import policy
 from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.runtimes.session import RuntimeVersion
 
@@ -75,12 +76,14 @@ class Latency:
     Attributes:
         benchmark: rows with the labels `FLOAT` and `INT8`, one in each runtime; None without a measurement.
         skipped: the reason for no measurement.
+        predicted: speed-up of the layers by the table of costs; None with a measurement or without a prediction.
         profile: time of the layers of the float model and of the quantized model, each in its fastest runtime; None if
             the quantized model is faster, or if a runtime does not measure ops.
     """
 
     benchmark: Benchmark | None = None
     skipped: str = ""
+    predicted: float | None = None
     profile: Profile | None = None
 
     @cached_property
@@ -118,7 +121,13 @@ class Latency:
 
     @property
     def verdict(self) -> str:
-        """Model to use on this machine, with the latencies; empty without a measurement of both models."""
+        """Model to use on this machine, with the latencies.
+
+        Without a measurement, it is the float model if the table of costs predicts no speed-up, else empty.
+        """
+        if self.predicted is not None and self.predicted < policy.MIN_PREDICTED_SPEEDUP:
+            times = f"the table of costs predicts {self.predicted:.2f}x as fast in int8"
+            return f"{KEEP_FLOAT}, unless size matters more than time: {times}"
         before, after, speedup = self.fastest(FLOAT), self.fastest(INT8), self.overall
         if before is None or after is None or speedup is None:
             return ""

@@ -21,6 +21,7 @@ from quantkit.quantization.report import Latency
 from quantkit.quantization.report.census import FLOAT, INT8
 from quantkit.quantization.targets.base import names_endpoints
 from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.costly_kernels import predict_speedup
 from quantkit.quantization.workflow.float_files import ConvertedFiles, float_candidates
 from quantkit.runtimes import find_runtime
 
@@ -52,7 +53,7 @@ def measure_latency(
         samples: shape of each input in a sample, for inputs with dynamic sizes.
     """
     if runs == 0:
-        return Latency(skipped="--runs is 0")
+        return Latency(skipped="--runs is 0", predicted=predict_speedup(conversion, samples))
     warmup = None if runs is None else WARMUP_RUNS
     floats, quantized = find_candidates(conversion, file, folder, samples)
     converted = ConvertedFiles(conversion.graph, folder, conversion.runtimes)
@@ -87,7 +88,7 @@ def measure_latency(
         stage=f"measuring the latency of float and int8 in {titles}",
     )
     if not benchmark.measurements:
-        return Latency(skipped=benchmark.failures[0].reason)
+        return Latency(skipped=benchmark.failures[0].reason, predicted=predict_speedup(conversion, samples))
     latency = Latency(benchmark)
     fastest = latency.fastest(INT8)
     if fastest is None or latency.overall is None or latency.overall.outcome in ("faster", "undecided"):

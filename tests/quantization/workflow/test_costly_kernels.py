@@ -1,5 +1,6 @@
 """Small layers between float ops stay float, because their boundaries take more time than int8 saves."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,13 +24,14 @@ pytestmark = pytest.mark.engine
 STEPS = {f"m{step}" for step in range(12)}
 
 
-def network(*, size: int = 16, rows: int = 1, has_large_layer: bool = True) -> Graph:
+def network(*, size: int = 16, rows: int = 1, has_large_layer: bool = True, large_rows: int = 64) -> Graph:
     """Return twelve steps of a recurrent layer, and a large layer for another input.
 
     Args:
         size: number of channels of a step.
         rows: number of its rows.
         has_large_layer: False for the steps alone.
+        large_rows: number of rows of the large layer.
     """
     random = np.random.default_rng(3)
     weights = [
@@ -47,7 +49,7 @@ def network(*, size: int = 16, rows: int = 1, has_large_layer: bool = True) -> G
     shapes = {"x": (1, rows, 12 * size), "h11": (1, rows, size)}
     if has_large_layer:
         nodes.append(helper.make_node("MatMul", ["z", "kernel"], ["y"]))
-        shapes = {"x": shapes["x"], "z": (1, 64, 256), "h11": shapes["h11"], "y": (1, 64, 256)}
+        shapes = {"x": shapes["x"], "z": (1, large_rows, 256), "h11": shapes["h11"], "y": (1, large_rows, 256)}
     infos = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
     half = len(infos) // 2
     model = helper.make_model(
@@ -102,10 +104,19 @@ def test_steps_with_many_rows_stay_int8() -> None:
     assert int8_layers(quantize(network(size=256, rows=64), [])) >= STEPS
 
 
-def test_without_an_int8_layer_that_saves_time_the_float_model_is_named() -> None:
-    messages: list[str] = []
-    assert int8_layers(quantize(network(has_large_layer=False), messages)) >= STEPS
-    assert any(message.startswith("keep the float model") for message in messages)
+@pytest.mark.parametrize(("options", "int8"), [({"has_large_layer": False}, STEPS), ({"large_rows": 2}, {"y"})])
+def test_report_begins_with_the_float_model_without_a_predicted_speedup(
+    options: dict[str, int], int8: set[str]
+) -> None:
+    """All layers lose time in int8, or the others stay float and those in int8 gain little."""
+    result = quantize(network(**options), [])
+    assert int8_layers(result) == int8
+    first_line = str(result.report).splitlines()[0]
+    assert re.match(r"keep the float model, .*: the table of costs predicts (0\.\d\d|1\.0[01])x as fast", first_line)
+
+
+def test_report_does_not_name_the_float_model_with_a_predicted_speedup() -> None:
+    assert "keep the float model" not in str(quantize(network(large_rows=64), []).report)
 
 
 def test_estimated_times_keep_int8_layers() -> None:
