@@ -18,8 +18,9 @@ that are small against h: without a change of another sample by half of its marg
 one is used.
 
 The limits of means are Student's. The limit of the k-th candidate on the same samples is exceeded with probability
-ALPHA / (k (k + 1)), so that all limits of int8 and bfloat16 candidates hold together with the stated confidence, for
-any number of them (Bonferroni; the sum is ALPHA).
+ALPHA / (k (k + 1)), and in addition with the probabilities of the candidates directly before it whose limits are within
+the bound (fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003). With the stated confidence, all int8 and
+bfloat16 candidates whose limits are within the bound are within it, for any number of them.
 """
 
 from collections.abc import Callable, Iterable
@@ -75,15 +76,30 @@ class Drop:
         return asdict(self)
 
 
-def measure_drop(session: Session, reference: FloatReference, position: int) -> Drop:
+def next_alpha(earlier: Iterable[bool]) -> float:
+    """Return the probability that the limit of the next candidate on the same samples is exceeded.
+
+    Args:
+        earlier: for each candidate before it, in order: True if its limit is within the bound.
+
+    >>> [round(ALPHA / next_alpha(earlier), 2) for earlier in ([], [False], [True], [False, True])]
+    [2.0, 6.0, 1.5, 4.0]
+    """
+    alpha = ALPHA / 2
+    for position, is_within in enumerate(earlier, 2):
+        alpha = (alpha if is_within else 0) + ALPHA / (position * (position + 1))
+    return alpha
+
+
+def measure_drop(session: Session, reference: FloatReference, alpha: float) -> Drop:
     """Run a candidate on the samples of a float model, and return its drop.
 
     Args:
         session: session of the candidate.
         reference: outputs of the float model on samples that were not used to choose.
-        position: position among the candidates on these samples, from 1.
+        alpha: probability that the limit is exceeded.
     """
-    alpha, name = ALPHA / (position * (position + 1)), reference.score_output
+    name = reference.score_output
     if name is not None:
         return _count_losses(reference.runs(session), name, alpha, has_labels=reference.top1 is not None)
     task = reference.task or TASKS[DEFAULT_TASK]

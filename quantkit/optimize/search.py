@@ -34,7 +34,7 @@ from quantkit.errors import QuantkitError
 from quantkit.formats.kinds import kind_of
 from quantkit.model import Model, load
 from quantkit.optimize.deployment import SERVERS
-from quantkit.optimize.drop import Drop, measure_drop
+from quantkit.optimize.drop import Drop, measure_drop, next_alpha
 from quantkit.optimize.forms import FIXED, Int8Form, Sizes, fix_sizes, int8_form, int8_forms
 from quantkit.optimize.state import Form, SearchState
 from quantkit.progress import OnProgress, Progress
@@ -506,10 +506,10 @@ class FileSearch:
             if self._has_excluded_form(choice) or (choice.is_float32 and not self._may_keep_float):
                 continue
             # Files in float32 are chosen for their speed alone: all are equally accurate.
-            position = 1 if choice.is_float32 else self._num_drops + 1
-            if choice.drop is None and position <= MOST_DROPS:
+            earlier = [] if choice.is_float32 else self._drops_within
+            if choice.drop is None and len(earlier) < MOST_DROPS:
                 self._report(f"measuring the drop: {choice.name}")
-                drop = self._measure_drop(choice.candidate, position)
+                drop = self._measure_drop(choice.candidate, next_alpha(earlier))
                 if drop is None:
                     if choice.candidate != self.baseline:
                         self.choices.pop(choice.name)
@@ -532,23 +532,23 @@ class FileSearch:
         return choice.drop is None and other is not None and other.high > self.goal.max_drop
 
     @property
-    def _num_drops(self) -> int:
-        """Number of candidates other than float32 whose drop is measured."""
+    def _drops_within(self) -> list[bool]:
+        """True for each measured drop within the bound of candidates other than float32, in order."""
         names = {each.name for each in self.choices.values() if each.is_float32}
-        return len(self.state.drops.keys() - names)
+        return [drop.high <= self.goal.max_drop for name, drop in self.state.drops.items() if name not in names]
 
-    def _measure_drop(self, candidate: Candidate, position: int) -> Drop | None:
+    def _measure_drop(self, candidate: Candidate, alpha: float) -> Drop | None:
         """Return the drop of a candidate on the held-out samples; None if it cannot run on them.
 
         Args:
             candidate: candidate with its session options.
-            position: position among the candidates on these samples, from 1.
+            alpha: probability that its limit is exceeded.
         """
         settings = candidate.settings
         try:
             model = load(candidate.path, inputs=settings.inputs, outputs=settings.outputs)
             with open_session(model.runnable, settings.runtime, settings.options) as session:
-                return measure_drop(session, self.reference, position)
+                return measure_drop(session, self.reference, alpha)
         except QuantkitError as error:
             self.skipped[name_of(candidate)] = error.message
             return None

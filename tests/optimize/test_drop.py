@@ -1,6 +1,6 @@
 """Upper limits of the drop: exact ones, those from margins, and their coverage."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,15 @@ import pytest
 from quantkit.evaluation.classification_metrics import Proportion
 from quantkit.evaluation.tasks import TASKS
 from quantkit.ir.tensor import Array
-from quantkit.optimize.drop import margin_limit, mean_limit, measure_drop, proportion_limit, samples_for
+from quantkit.optimize.drop import (
+    ALPHA,
+    margin_limit,
+    mean_limit,
+    measure_drop,
+    next_alpha,
+    proportion_limit,
+    samples_for,
+)
 from quantkit.quantization.workflow.float_reference import ComparedRun
 
 RANDOM = np.random.default_rng(0)
@@ -32,8 +40,8 @@ class Reference:
         return outputs
 
 
-def measure(reference: Reference, actual: Array, position: int = 1) -> Any:
-    return measure_drop(actual, reference, position)  # type: ignore[arg-type]
+def measure(reference: Reference, actual: Array, alpha: float = ALPHA / 2) -> Any:
+    return measure_drop(actual, reference, alpha)  # type: ignore[arg-type]
 
 
 def test_limits_of_proportions_are_exact() -> None:
@@ -118,10 +126,26 @@ def test_the_limit_of_a_task_is_that_of_the_mean() -> None:
     assert 0 < drop.value < drop.high < 0.01
 
 
-def test_more_candidates_on_the_same_samples_widen_the_limits() -> None:
+def test_candidates_beyond_the_bound_widen_the_limits_of_later_ones_and_those_within_do_not() -> None:
     scores = _sure(100)
     other = scores + RANDOM.normal(0, 0.1, scores.shape)
-    assert measure(Reference(scores), other, 8).high > measure(Reference(scores), other).high
+    first, later, after = (measure(Reference(scores), other, next_alpha(e)).high for e in ([], [False], [True]))
+    assert after < first < later
+
+
+@pytest.mark.parametrize("goods", [(), (0,), (0, 2), (1, 3), range(6), (0, 1, 2, 4, 5)])
+def test_a_candidate_beyond_the_bound_is_used_with_a_small_probability(goods: Sequence[int]) -> None:
+    used = 0
+    for _ in range(4000):
+        earlier: list[bool] = []
+        for position in range(7):
+            is_good = position in goods
+            # The limit of a candidate at the bound is below it with the probability that the limit is exceeded.
+            earlier.append(is_good or RANDOM.random() < next_alpha(earlier))
+            if earlier[-1] and not is_good:
+                used += 1
+                break
+    assert used / 4000 < ALPHA + 0.01
 
 
 def test_lost_samples_with_large_margins_leave_only_the_exact_limit() -> None:

@@ -21,6 +21,7 @@ from quantkit.benchmark.sampling.rounds import SamplingOptions
 from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.errors import InputError, QuantkitError, UnavailableError, UsageError
 from quantkit.optimize import OptimizationInterrupted, search
+from quantkit.optimize.drop import next_alpha
 from quantkit.quantization.precision.decision import COST, Decision
 from quantkit.quantization.workflow import float_reference
 from quantkit.quantization.workflow.conversion import Conversion
@@ -78,6 +79,26 @@ def test_no_file_beyond_the_bound_is_used(data: Path, monkeypatch: pytest.Monkey
     assert result.is_float
     assert result.answer.startswith("keep the float model: use digits.optimized.onnx in OpenVINO")
     assert any("int8" in name and "at most 0.0120" in reason for name, reason in result.reasons)
+
+
+def test_a_candidate_within_the_bound_leaves_its_probability_of_an_error_to_the_next_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(candidate: Candidate) -> float:
+        return int8_is_fast(candidate) / (2.0 if "bfloat16" in candidate.label else 1.0)
+
+    checked, alphas = script(monkeypatch, seconds), list[float]()
+    measure_drop = search.FileSearch._measure_drop
+
+    def measure(self: search.FileSearch, candidate: Candidate, alpha: float) -> Any:
+        alphas.append(alpha)
+        return measure_drop(self, candidate, alpha)
+
+    monkeypatch.setattr(search.FileSearch, "_measure_drop", measure)
+    monkeypatch.setattr(search, "_has_arithmetic", lambda _: True)
+    qk.optimize("digits", data, runtimes=["openvino"])
+    assert checked[0] == "float32, bfloat16 in OpenVINO"
+    assert alphas[:2] == [next_alpha([]), next_alpha([True])]
 
 
 def test_the_reason_against_a_faster_median_is_its_interval(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

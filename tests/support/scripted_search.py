@@ -66,7 +66,7 @@ def script(
             rows.append(BenchmarkRow(candidate.label, runtime, outcome))
         return Benchmark(tuple(rows))
 
-    def measure_drop(self: search.FileSearch, candidate: Candidate, position: int) -> Drop:
+    def measure_drop(self: search.FileSearch, candidate: Candidate, alpha: float) -> Drop:
         if candidate.label.startswith("float32") and "bfloat16" not in candidate.label:
             return Drop("agreement", 0.0, 1e-6, 100)
         checked.append(search.name_of(candidate))
