@@ -386,7 +386,8 @@ def test_residual_of_convolutions(tmp_path: Path) -> None:
 def test_product_of_convolutions(tmp_path: Path) -> None:
     network = Network(*IMAGE)
     y = network.conv(network.add("Mul", network.conv("x"), network.conv("x")))
-    check(network, y, int8={"QLinearConv": 3, "QLinearMul": 1}, folder=tmp_path)
+    # Both factors are one convolution.
+    check(network, y, int8={"QLinearConv": 2, "Split": 1, "QLinearMul": 1}, folder=tmp_path)
 
 
 def test_concatenated_tensors_with_other_consumers_have_ranges_of_their_own(tmp_path: Path) -> None:
@@ -421,6 +422,35 @@ def test_transposed_convolution_is_concatenated_in_int8(runtime: str, channels: 
     feeds = {"x": samples(network, 9)[-1]}
     (expected,), (actual,) = run(model.SerializeToString(), feeds), run(output.read_bytes(), feeds)
     assert sqnr(expected, actual) > 28
+
+
+@pytest.mark.parametrize(("sizes", "count"), [((1, 4, 2), 1), ((1, 4, 16), 2), ((15, 15), 2)])
+def test_branches_with_few_channels_are_one_convolution(sizes: tuple[int, ...], count: int, tmp_path: Path) -> None:
+    """A block of 16 channels is computed together: two blocks for 1 + 4 and 16 channels, and for 15 + 15."""
+    network = Network(*IMAGE)
+    x, outputs = network.add("Relu", network.conv("x")), list[str]()
+    for index, size in enumerate(sizes):
+        # The ranges and zero points of the branches differ, and depthwise layers pad with them.
+        shift = (index + network.weights(size)).astype(np.float32)
+        branch = network.add("Conv", x, 4**index * network.weights(size, 8, 1, 1), shift)
+        kernel, pads = network.weights(size, 1, 3, 3), [1, 1, 1, 1]
+        outputs.append(network.add("Conv", branch, kernel, -shift, pads=pads, group=size))
+    int8 = {"QLinearConv": 1 + 2 * count, "Conv": 0, "Split": int(count < len(sizes))}
+    check(network, *outputs, int8=int8, folder=tmp_path)
+
+
+def test_merged_branches_keep_their_integers(tmp_path: Path) -> None:
+    """Float outputs in OpenVINO's file, and other outputs next to merged ones."""
+    network = Network(*IMAGE)
+    x = network.add("Relu", network.conv("x"))
+    branches = [network.add("Conv", x, network.weights(2, 8, 1, 1), network.weights(2)) for _ in range(3)]
+    outputs = [network.add("Sigmoid", branches[0]), network.add("Tanh", branches[1]), branches[2]]
+    model, feeds, path = network.model(*outputs), {"x": samples(network, 9)[-1]}, tmp_path / "y.onnx"
+    qk.quantize(load(model), samples(network), runtime="openvino", runs=0, output=path)
+    ops = Counter(node.op_type for node in onnx.load(path).graph.node)
+    assert (ops["Conv"], ops["Split"]) == (3, 1)
+    for expected, actual in zip(run(model.SerializeToString(), feeds), run(path.read_bytes(), feeds), strict=True):
+        assert sqnr(expected, actual) > 28
 
 
 def test_elementwise_ops_between_convolutions(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.hidden_sizes import hide_sizes
 from quantkit.quantization.targets.onnx.lowering import lower_layers
+from quantkit.quantization.targets.onnx.merged_branches import merge_branches
 from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
 from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
 from quantkit.quantization.targets.onnx.product_chains import separate_products
@@ -97,6 +98,7 @@ class OnnxTarget(Target, RuntimeRules):
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         quantized, runtime = concatenate_integers(native.convert(graph, plan, ranges)), plan.scheme.runtime
+        quantized = merge_branches(quantized)
         for name, rewrite in REWRITES.items():
             if is_needed(name, runtime) and (runtime is not None or name in PORTABLE):
                 quantized = rewrite(quantized)
