@@ -18,6 +18,7 @@ from quantkit.quantization.targets.workarounds import (
     CAPTURE,
     CHANNEL_SHUFFLE,
     EXTREME,
+    FLAT_NORM,
     HIDDEN_SIZE,
     MAXIMUM,
     OUTPUT_LAYOUT,
@@ -195,6 +196,23 @@ def test_outputs_are_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("runtime", [None, "openvino"])
+def test_few_channels_are_normalized_as_rows(runtime: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    openvino = pytest.importorskip("openvino", reason="pip install openvino")
+    network = Network(1, 2, 12, 12)
+    norm = network.add("InstanceNormalization", "x", network.weights(2), network.weights(2))
+    y = network.add("Conv", norm, network.weights(8, 2, 3, 3), network.weights(8))
+    results, layouts = [], []
+    for graph in quantize_both(network, y, FLAT_NORM, monkeypatch, runtime=runtime):
+        core = openvino.Core()
+        compiled = core.compile_model(core.read_model(onnx_format.encode(graph)), "CPU")
+        results.append(compiled(samples(network)[0])[0])
+        infos = [op.get_rt_info() for op in compiled.get_runtime_model().get_ops()]
+        layouts += [each["outputLayouts"].astype(str) for each in infos if each["layerType"].astype(str) == "MVN"]
+    assert layouts == ["abc", "acdb"]
+    np.testing.assert_allclose(results[0], results[1], atol=0.05)
+
+
 def test_softmax_of_two_classes_is_a_sigmoid(monkeypatch: pytest.MonkeyPatch) -> None:
     openvino = pytest.importorskip("openvino", reason="pip install openvino")
     network = Network(1, 8, 16, 32)
@@ -329,6 +347,7 @@ def test_all_rows_are_used() -> None:
         CHANNEL_SHUFFLE,
         EXTREME,
         HIDDEN_SIZE,
+        FLAT_NORM,
     }
     assert ROWS.keys() == names
     assert native.is_needed is is_needed

@@ -22,6 +22,7 @@ from quantkit.quantization.targets.onnx.channel_shuffles import replace_shuffles
 from quantkit.quantization.targets.onnx.concatenation import concatenate_integers
 from quantkit.quantization.targets.onnx.extremes import separate_extremes
 from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
+from quantkit.quantization.targets.onnx.flat_norms import flatten_norms
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.hidden_sizes import hide_sizes
 from quantkit.quantization.targets.onnx.lowering import lower_layers
@@ -32,6 +33,7 @@ from quantkit.quantization.targets.onnx.product_chains import separate_products
 from quantkit.quantization.targets.workarounds import (
     CHANNEL_SHUFFLE,
     EXTREME,
+    FLAT_NORM,
     HIDDEN_SIZE,
     OUTPUT_LAYOUT,
     PAIR_SOFTMAX,
@@ -47,9 +49,10 @@ REWRITES = {
     PRODUCT_CHAIN: separate_products,
     EXTREME: separate_extremes,
     HIDDEN_SIZE: hide_sizes,
+    FLAT_NORM: flatten_norms,
 }
 # Rewrites also of files for all runtimes, which otherwise keep the ops that another runtime computes faster.
-PORTABLE = (CHANNEL_SHUFFLE, PRODUCT_CHAIN, EXTREME, HIDDEN_SIZE)
+PORTABLE = (CHANNEL_SHUFFLE, PRODUCT_CHAIN, EXTREME, HIDDEN_SIZE, FLAT_NORM)
 # Number of input channels from which files for all runtimes split a transposed convolution. ONNX Runtime has no int8
 # kernel of one: with 24 channels the whole one is as fast there as its parts, with 32 and 64 slower. OpenVINO has one,
 # and computes kernels larger than the stride up to twice as fast whole: these stay in files for all runtimes.
