@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 from quantkit.arguments import public
 from quantkit.errors import GraphError, RecipeError
 from quantkit.ir.check import verify
+from quantkit.ir.draft import Draft
 from quantkit.ir.graph import LOOP_MERGES, SWITCHES, Attr, Edge, Graph, Node, Use, constant
 from quantkit.ir.names import unused_name
 from quantkit.ir.pattern import Match, Pattern, match
+from quantkit.ir.tensor import Tensor
 
 # A rule may match again where it has rewritten; a rule that matches without end is an error in the rule.
 MAX_ITERATIONS = 1000
@@ -307,6 +309,29 @@ def free_name(graph: Graph, name: str) -> str:
     return unused_name(graph, name)
 
 
+def rewrite_nodes(
+    graph: Graph,
+    rewrite: Callable[[Node], Sequence[Node] | Skip | None],
+    describe: Callable[[Node], str] = lambda node: node.name,
+) -> Outcome:
+    """Rewrite each node of a graph once; the new nodes are not rewritten again.
+
+    Args:
+        graph: graph to rewrite; it does not change.
+        rewrite: function that returns the nodes that replace a node, a `Skip`, or None for a node that stays.
+        describe: function that returns the line about the change of a node.
+    """
+    draft, changes, skips = Draft(graph), list[str](), list[Skip]()
+    for node in graph.nodes.values():
+        result = rewrite(node)
+        if isinstance(result, Skip):
+            skips.append(Skip(result.reason, node.name))
+        elif result:
+            draft.replace(node.name, *result)
+            changes.append(describe(node))
+    return Outcome(draft.graph() if changes else graph, tuple(changes), tuple(skips))
+
+
 def remove_unused(before: Graph, graph: Graph) -> Graph:
     """Return the graph without the nodes whose consumers have been replaced."""
     while unused := [name for name in before.node_uses if name in graph and not _is_needed(graph, name)]:
@@ -319,7 +344,7 @@ def _is_needed(graph: Graph, name: str) -> bool:
 
 
 class NewNodes(list[Node]):
-    """New nodes of a graph, in order of creation.
+    """New nodes of a graph of either dialect, in order of creation.
 
     Args:
         graph: graph that the nodes are for; its names are not free.
@@ -332,8 +357,10 @@ class NewNodes(list[Node]):
 
     def constant(self, suffix: str, values: Any) -> Edge:
         """Create a constant ``prefix/suffix`` of any argument of `Tensor.of`, and return its value."""
-        self.append(constant(free_name(self._graph, f"{self._prefix}/{suffix}"), values))
-        return Edge(self[-1].name)
+        name = free_name(self._graph, f"{self._prefix}/{suffix}")
+        is_onnx = self._graph.dialect == "onnx"
+        self.append(Node(name, "Constant", attrs={"value": Tensor.of(values)}) if is_onnx else constant(name, values))
+        return Edge(name)
 
     def add(self, suffix: str, op: str, *inputs: Any, **attrs: Attr) -> Edge:
         """Create a node ``prefix/suffix``, and return its first output.

@@ -15,7 +15,6 @@ padding:
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -25,8 +24,8 @@ import numpy as np
 from quantkit.convert.to_litert import check_convertible, require_converter, save_litert
 from quantkit.errors import UnavailableError
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.rewrite import free_name
+from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.rewrite import NewNodes, free_name
 from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.kernels.windows import Windows
 from quantkit.ops.layers import WEIGHTS_INDEX
@@ -63,7 +62,7 @@ VIEW_OPS = {
     "Pack": slice(None),
     "Split": slice(1, 2),
 }
-FLOAT = {"T": DType.FLOAT}
+FLOAT: dict[str, Attr] = {"T": DType.FLOAT}
 
 Limits = dict[Edge, Range]
 
@@ -88,15 +87,11 @@ def _keep_levels(graph: Graph, plan: Plan) -> Graph:
             if np.ptp(high):
                 continue
             high = high[0]
-        ends = [
-            constant(free_name(graph, f"{layer.name}/{suffix}"), sign * high)
-            for suffix, sign in (("levels_low", -1), ("levels_high", 1))
-        ]
-        name = free_name(graph, f"{layer.name}/levels")
-        inputs = (Edge(pattern.weights), *(Edge(node.name) for node in ends))
+        nodes = NewNodes(graph, layer.name)
+        ends = [nodes.constant(suffix, sign * high) for suffix, sign in (("levels_low", -1), ("levels_high", 1))]
         op = FAKE_QUANT_PER_CHANNEL if high.ndim else FAKE_QUANT
-        rounded = Node(name, op, inputs, attrs={"num_bits": 8, "narrow_range": True})
-        draft.replace(layer.name, *ends, rounded, layer.with_input(WEIGHTS_INDEX, Edge(name)))
+        rounded = nodes.add("levels", op, Edge(pattern.weights), *ends, num_bits=8, narrow_range=True)
+        draft.replace(layer.name, *nodes, layer.with_input(WEIGHTS_INDEX, rounded))
     return draft.graph()
 
 
@@ -118,31 +113,21 @@ def _replace_averages(graph: Graph, plan: Plan) -> Iterator[tuple[Node, list[Nod
 def _average_nodes(graph: Graph, pool: Node, h: int, w: int, c: int) -> list[Node]:
     """Return the nodes that replace a pool; empty if the pool stays."""
     ksize, strides = (tuple(pool.attrs[key]) for key in ("ksize", "strides"))
+    nodes, source = NewNodes(graph, pool.name), pool.inputs[0]
     if ksize == (1, h, w, 1) and pool.attrs["padding"] == b"VALID":
-        axes = constant(free_name(graph, f"{pool.name}/axes"), np.array([1, 2], np.int32))
-        inputs = (pool.inputs[0], Edge(axes.name))
-        return [axes, Node(pool.name, "Mean", inputs, attrs={**FLOAT, "Tidx": DType.INT32, "keep_dims": True})]
+        axes = nodes.constant("axes", np.array([1, 2], np.int32))
+        attrs: dict[str, Attr] = {**FLOAT, "Tidx": DType.INT32, "keep_dims": True}
+        return [*nodes, Node(pool.name, "Mean", (source, axes), attrs=attrs)]
     if prod(ksize) > MAX_WINDOW or strides[1] != strides[2] or pool.attrs["padding"] not in (b"SAME", b"VALID"):
         return []
     windows = Windows.of(pool, (h, w), (ksize[1], ksize[2]))
     inside = windows.rows.inside()[:, None] * windows.columns.inside()
-    weights = constant(
-        free_name(graph, f"{pool.name}/weights"), np.full((*ksize[1:3], c, 1), 1 / prod(ksize), np.float32)
-    )
-    average = Node(
-        pool.name,
-        DEPTHWISE,
-        (pool.inputs[0], Edge(weights.name)),
-        attrs={**FLOAT, "strides": strides, "padding": pool.attrs["padding"]},
-    )
-    if (inside == prod(ksize)).all():
-        return [weights, average]
-    average = replace(average, name=free_name(graph, f"{pool.name}/sums"))
-    factors = constant(
-        free_name(graph, f"{pool.name}/factors"), (prod(ksize) / inside).astype(np.float32)[None, :, :, None]
-    )
-    corrected = Node(pool.name, "Mul", (Edge(average.name), Edge(factors.name)), attrs=FLOAT)
-    return [weights, average, factors, corrected]
+    weights = nodes.constant("weights", np.full((*ksize[1:3], c, 1), 1 / prod(ksize), np.float32))
+    sums = nodes.add("sums", DEPTHWISE, source, weights, **FLOAT, strides=strides, padding=pool.attrs["padding"])
+    if (inside != prod(ksize)).any():
+        factors = nodes.constant("factors", (prod(ksize) / inside).astype(np.float32)[None, :, :, None])
+        nodes.add("average", "Mul", sums, factors, **FLOAT)
+    return [*nodes[:-1], nodes[-1].with_(name=pool.name)]
 
 
 def _clamped_averages(graph: Graph, averages: Mapping[str, list[Node]]) -> frozenset[Edge]:
@@ -190,10 +175,9 @@ class _Sums:
 
     def add(self, edge: Edge, *, term: str, result: str) -> None:
         """Add the sum of a tensor; ``term`` and ``result`` end the names of the constant and of the sum."""
-        first, second = (free_name(self.graph, f"{edge.node}/{edge.port}/{suffix}") for suffix in (term, result))
-        sum_ = Node(second, "Add", (edge, Edge(first)), attrs=FLOAT)
-        self.edges[edge] = Edge(second)
-        self.draft.after(edge.node, constant(first, TINY), sum_)
+        nodes = NewNodes(self.graph, f"{edge.node}/{edge.port}")
+        self.edges[edge] = nodes.add(result, "Add", edge, nodes.constant(term, TINY), **FLOAT)
+        self.draft.after(edge.node, *nodes)
 
     def redirect(self, node: Node) -> None:
         """Replace the inputs of a node that have a sum."""

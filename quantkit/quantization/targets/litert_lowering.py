@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.rewrite import free_name, remove_unused
-from quantkit.ir.tensor import Array, DType, Shape
+from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.rewrite import NewNodes, remove_unused
+from quantkit.ir.tensor import DType, Shape
 from quantkit.ops.layers import WEIGHTS_INDEX, broadcast_channels, same_padding
 from quantkit.ops.semantics import ADD_OPS
 from quantkit.ops.shape_inference import infer_shapes
@@ -68,39 +68,28 @@ def _lower(graph: Graph, layer: Node, tail: list[Node], shapes: Mapping[Edge, Sh
         return []
     stride, taps, first, size, computed = geometry
     channels = weights.shape[2]
-    nodes: list[Node] = []
-
-    def add(suffix: str, op: str, *inputs: Edge, **attributes: object) -> Edge:
-        nodes.append(Node(free_name(graph, f"{layer.name}/{suffix}"), op, inputs, attrs=attributes))
-        return Edge(nodes[-1].name)
-
-    def add_constant(suffix: str, values: Array) -> Edge:
-        nodes.append(constant(free_name(graph, f"{layer.name}/{suffix}"), values))
-        return Edge(nodes[-1].name)
-
-    edge = layer.inputs[INPUT_INDEX]
+    nodes, edge = NewNodes(graph, layer.name), layer.inputs[INPUT_INDEX]
     if max(taps) > 1:
         margins = np.array([[0, 0], *([tap - 1] * 2 for tap in taps), [0, 0]], np.int32)
-        edge = add("padded", "Pad", edge, add_constant("margins", margins), **FLOAT, Tpaddings=DType.INT32)
-    kernel = add_constant("positions", divide_kernel(weights.array, stride))
-    edge = add("conv", "Conv2D", edge, kernel, **FLOAT, strides=(1, 1, 1, 1), padding=b"VALID")
+        edge = nodes.add("padded", "Pad", edge, nodes.constant("margins", margins), **FLOAT, Tpaddings=DType.INT32)
+    kernel = nodes.constant("positions", divide_kernel(weights.array, stride))
+    edge = nodes.add("conv", "Conv2D", edge, kernel, **FLOAT, strides=(1, 1, 1, 1), padding=b"VALID")
     for node in tail:
         if node.op in CLAMPS:
-            edge = add("clamped", node.op, edge, **FLOAT)
+            edge = nodes.add("clamped", node.op, edge, **FLOAT)
             continue
         bias = graph.constant_of(node.inputs[1])
         values = None if bias is None else broadcast_channels(bias, rank=4, axis=3, num_channels=channels)
         if values is None:
             return []
-        edge = add("biased", "BiasAdd", edge, add_constant("repeated", np.tile(values, stride**2)), **FLOAT)
+        edge = nodes.add("biased", "BiasAdd", edge, nodes.constant("repeated", np.tile(values, stride**2)), **FLOAT)
     if stride > 1:
-        edge = add("moved", "DepthToSpace", edge, **FLOAT, block_size=stride)
+        edge = nodes.add("moved", "DepthToSpace", edge, **FLOAT, block_size=stride)
     if computed != size or any(first):
-        ends = [add_constant("first", np.array([0, *first, 0], np.int32))]
-        ends.append(add_constant("size", np.array([-1, *size, channels], np.int32)))
-        add("sliced", "Slice", edge, *ends, **FLOAT, Index=DType.INT32)
-    nodes[-1] = nodes[-1].with_(name=(tail or [layer])[-1].name)
-    return nodes
+        ends = [nodes.constant("first", np.array([0, *first, 0], np.int32))]
+        ends.append(nodes.constant("size", np.array([-1, *size, channels], np.int32)))
+        nodes.add("sliced", "Slice", edge, *ends, **FLOAT, Index=DType.INT32)
+    return [*nodes[:-1], nodes[-1].with_(name=(tail or [layer])[-1].name)]
 
 
 class _Geometry(NamedTuple):

@@ -1,8 +1,8 @@
 """Remove an attribute."""
 
 from quantkit.errors import RecipeError
-from quantkit.ir.graph import Graph
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.rewrite import Outcome, rewrite_nodes
 from quantkit.transforms.registry import transform
 
 
@@ -39,7 +39,9 @@ def remove_attribute(graph: Graph, *, attribute_name: tuple[str, ...] = (), op_n
         raise RecipeError(f"remove_attribute expects a single op_name argument, but found {len(op_name)}")
     [name] = attribute_name
     op_type = op_name[0] if op_name else "*"
-    changed = {node.name for node in graph.nodes.values() if name in node.attrs and op_type in ("*", node.op)}
-    nodes = (node.with_attrs(**{name: None}) if node.name in changed else node for node in graph.nodes.values())
-    changes = tuple(node_name for node_name in graph.nodes if node_name in changed)
-    return Outcome(graph.with_nodes(nodes) if changed else graph, changes)
+
+    def remove(node: Node) -> list[Node] | None:
+        has_attribute = name in node.attrs and op_type in ("*", node.op)
+        return [node.with_attrs(**{name: None})] if has_attribute else None
+
+    return rewrite_nodes(graph, remove)

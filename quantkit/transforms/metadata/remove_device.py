@@ -1,7 +1,7 @@
 """Remove the device of all nodes."""
 
 from quantkit.ir.graph import Graph
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.rewrite import Outcome, rewrite_nodes
 from quantkit.transforms.registry import transform
 
 
@@ -23,6 +23,4 @@ def remove_device(graph: Graph) -> Outcome:
         x = Placeholder[2]()
         y = Neg(x) @"/device:GPU:0"
     """
-    changes = tuple(node.name for node in graph.nodes.values() if node.device)
-    nodes = (node.with_(device="") if node.device else node for node in graph.nodes.values())
-    return Outcome(graph.with_nodes(nodes) if changes else graph, changes)
+    return rewrite_nodes(graph, lambda node: [node.with_(device="")] if node.device else None)

@@ -2,7 +2,7 @@
 
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import Graph, Node
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.rewrite import Outcome, rewrite_nodes
 from quantkit.transforms.registry import transform
 
 
@@ -45,12 +45,11 @@ def rename_attribute(
         )
     [old], [new] = old_attribute_name, new_attribute_name
     op_type = op_name[0] if op_name else "*"
-    changed = {node.name for node in graph.nodes.values() if old in node.attrs and op_type in ("*", node.op)}
 
-    def rename(node: Node) -> Node:
+    def rename(node: Node) -> list[Node] | None:
+        if old not in node.attrs or op_type not in ("*", node.op):
+            return None
         others = {key: value for key, value in node.attrs.items() if key not in (old, new)}
-        return node.with_(attrs={**others, new: node.attrs[old]})
+        return [node.with_(attrs={**others, new: node.attrs[old]})]
 
-    nodes = (rename(node) if node.name in changed else node for node in graph.nodes.values())
-    changes = tuple(name for name in graph.nodes if name in changed)
-    return Outcome(graph.with_nodes(nodes) if changed else graph, changes)
+    return rewrite_nodes(graph, rename)

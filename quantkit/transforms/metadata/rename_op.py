@@ -2,7 +2,7 @@
 
 from quantkit.errors import RecipeError
 from quantkit.ir.graph import Graph
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.rewrite import Outcome, rewrite_nodes
 from quantkit.transforms.registry import transform
 
 
@@ -35,6 +35,4 @@ def rename_op(graph: Graph, *, old_op_name: tuple[str, ...] = (), new_op_name: t
             " rename_op(old_op_name=Mul, new_op_name=Multiply)"
         )
     [old], [new] = old_op_name, new_op_name
-    changes = tuple(node.name for node in graph.nodes.values() if node.op == old)
-    nodes = (node.with_(op=new) if node.op == old else node for node in graph.nodes.values())
-    return Outcome(graph.with_nodes(nodes) if changes else graph, changes)
+    return rewrite_nodes(graph, lambda node: [node.with_(op=new)] if node.op == old else None)

@@ -1,7 +1,7 @@
 """Set the device of all nodes."""
 
-from quantkit.ir.graph import Graph
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.rewrite import Outcome, rewrite_nodes
 from quantkit.transforms.registry import transform
 
 
@@ -26,7 +26,9 @@ def set_device(graph: Graph, *, device: str = "", if_default: bool = False) -> O
         x = Placeholder[2]()
         y = Neg(x) @"/device:GPU:0"
     """
-    changed = {node.name for node in graph.nodes.values() if node.device != device and not (if_default and node.device)}
-    nodes = (node.with_(device=device) if node.name in changed else node for node in graph.nodes.values())
-    changes = tuple(name for name in graph.nodes if name in changed)
-    return Outcome(graph.with_nodes(nodes) if changed else graph, changes)
+
+    def change(node: Node) -> list[Node] | None:
+        stays = node.device == device or (if_default and node.device)
+        return None if stays else [node.with_(device=device)]
+
+    return rewrite_nodes(graph, change)

@@ -10,9 +10,8 @@ from itertools import dropwhile
 
 import numpy as np
 
-from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
-from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.ir.rewrite import Outcome, Skip, rewrite_nodes
 from quantkit.ir.tensor import DType, Shape, Tensor
 from quantkit.ops.shape_inference import infer_shapes
 from quantkit.ops.tensorflow.signatures import attribute, find_op, input_dtypes, output_dtypes
@@ -74,20 +73,19 @@ def quantize_ops(graph: Graph, *, fallback: tuple[float, float] | None, ignored:
         ignored: op types that stay float.
     """
     shapes = infer_shapes(graph)
-    draft = Draft(graph)
-    changes: list[str] = []
-    skips: list[Skip] = []
-    for node in graph.nodes.values():
+
+    def rewrite(node: Node) -> list[Node] | Skip | None:
         *constants, classic = classic_form(graph, node, shapes)
-        quantized_op = QUANTIZED_OPS.get(classic.op)
-        if node.op in ignored or (quantized_op is None and node.op not in UNSUPPORTED_OPS):
-            continue
+        if node.op in ignored or (classic.op not in QUANTIZED_OPS and node.op not in UNSUPPORTED_OPS):
+            return None
         if reason := explain_float(graph, node, shapes):
-            skips.append(Skip(reason, node.name))
-        elif quantized_op is not None:
-            draft.replace(node.name, *constants, *_quantize_op(graph, classic, quantized_op, fallback))
-            changes.append(f"{node.name} ({node.op}) -> {quantized_op.name}")
-    return Outcome(draft.graph(), tuple(changes), tuple(skips))
+            return Skip(reason)
+        return [*constants, *_quantize_op(graph, classic, QUANTIZED_OPS[classic.op], fallback)]
+
+    def describe(node: Node) -> str:
+        return f"{node.name} ({node.op}) -> {QUANTIZED_OPS[SYNONYMS.get(node.op, node.op)].name}"
+
+    return rewrite_nodes(graph, rewrite, describe)
 
 
 def has_classic_form(op: str) -> bool:

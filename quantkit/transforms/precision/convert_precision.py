@@ -11,9 +11,8 @@ from typing import Literal
 import numpy as np
 
 from quantkit.errors import GraphError, RecipeError, did_you_mean
-from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Attr, Edge, Graph, Node
-from quantkit.ir.rewrite import Outcome, Skip, free_name
+from quantkit.ir.rewrite import Outcome, Skip, free_name, rewrite_nodes
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.ops.onnx.types import NUMBERS
 from quantkit.ops.tensorflow.signatures import op_names
@@ -137,22 +136,16 @@ def reason_against(tensor: Tensor, dtype: DType) -> str:
 
 
 def _convert_weights(dtype: DType, graph: Graph, keep: frozenset[str], minimum_size: int) -> Outcome:
-    draft = Draft(graph)
-    changes: list[str] = []
-    skips: list[Skip] = []
-    for node in graph.nodes.values():
+    def convert(node: Node) -> tuple[Node, ...] | Skip | None:
         value = node.attrs.get("value")
         if not node.is_constant or not isinstance(value, Tensor) or value.dtype is not DType.FLOAT:
-            continue
+            return None
         if value.num_elements < max(minimum_size, 1) or node.name in graph.input_names:
-            continue
+            return None
         reason = _keep_reason(graph, node, keep) or reason_against(value, dtype)
-        if reason:
-            skips.append(Skip(reason, node.name))
-            continue
-        draft.replace(node.name, *_constant_and_cast(graph, node, dtype))
-        changes.append(f"{node.name}: {value.num_elements} values")
-    return Outcome(draft.graph(), tuple(changes), tuple(skips))
+        return Skip(reason) if reason else _constant_and_cast(graph, node, dtype)
+
+    return rewrite_nodes(graph, convert, lambda node: f"{node.name}: {node.value.num_elements} values")
 
 
 def _keep_reason(graph: Graph, node: Node, keep: frozenset[str]) -> str:

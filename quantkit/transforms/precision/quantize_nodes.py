@@ -21,7 +21,7 @@ from functools import partial
 from quantkit.errors import GraphError, RecipeError, did_you_mean
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.ir.rewrite import Outcome, Skip, rewrite_nodes
 from quantkit.ir.tensor import DType
 from quantkit.ops.tensorflow.signatures import attribute, find_op, op_names
 from quantkit.transforms.cleanup.merge_duplicate_nodes import merge_duplicate_nodes
@@ -234,23 +234,23 @@ def hoist_fake_quants(graph: Graph) -> Outcome:
 
 def requantize_fake_quants(graph: Graph) -> Outcome:
     """Replace fake-quant nodes by quantization to 8 bits with the trained range."""
-    draft = Draft(graph)
-    changes: list[str] = []
-    skips: list[Skip] = []
-    for node in graph.nodes.values():
-        bounds = _range_of(graph, node)
-        if bounds is None:
-            continue
-        reason = _reason_to_stay(node, *bounds)
-        if reason:
-            skips.append(Skip(reason, node.name))
-            continue
+    ranges = {node.name: bounds for node in graph.nodes.values() if (bounds := _range_of(graph, node)) is not None}
+
+    def rewrite(node: Node) -> list[Node] | Skip | None:
+        if node.name not in ranges:
+            return None
+        if reason := _reason_to_stay(node, *ranges[node.name]):
+            return Skip(reason)
         name = f"{node.name}_eightbit"
         wide = quantize(f"{name}/quantize", node.inputs, DType.QINT32).with_(controls=node.controls)
         narrow = requantize(f"{name}/requantize", wide.name, node.inputs[1:])
-        draft.replace(node.name, wide, narrow, dequantize(node.name, ports(narrow.name)))
-        changes.append(f"{node.name} ({node.op}) -> Requantize to [{bounds[0]:g}, {bounds[1]:g}]")
-    return Outcome(draft.graph(), tuple(changes), tuple(skips))
+        return [wide, narrow, dequantize(node.name, ports(narrow.name))]
+
+    def describe(node: Node) -> str:
+        low, high = ranges[node.name]
+        return f"{node.name} ({node.op}) -> Requantize to [{low:g}, {high:g}]"
+
+    return rewrite_nodes(graph, rewrite, describe)
 
 
 def merge_adjacent_requantizes(graph: Graph) -> Graph:

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantkit.errors import GraphError
-from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node, constant
-from quantkit.ir.rewrite import Outcome, Skip
+from quantkit.ir.rewrite import Outcome, Skip, rewrite_nodes
 from quantkit.ir.tensor import DType, Tensor
 from quantkit.transforms.registry import transform
 
@@ -54,19 +53,11 @@ def quantize_weights(graph: Graph, *, minimum_size: int = 1024) -> Outcome:
         w = Const[4x4x4x16]()
         y = Conv2D(x, w, padding=SAME, strides=[1, 1, 1, 1])
     """
-    draft = Draft(graph)
-    changes: list[str] = []
-    skips: list[Skip] = []
-    for node in graph.nodes.values():
-        if not _is_weight(node, minimum_size):
-            continue
-        new_nodes = _quantize_constant(node)
-        if isinstance(new_nodes, Skip):
-            skips.append(new_nodes)
-        else:
-            draft.replace(node.name, *new_nodes)
-            changes.append(f"{node.name}: {node.value.num_elements} values")
-    return Outcome(draft.graph(), tuple(changes), tuple(skips))
+    return rewrite_nodes(
+        graph,
+        lambda node: _quantize_constant(node) if _is_weight(node, minimum_size) else None,
+        lambda node: f"{node.name}: {node.value.num_elements} values",
+    )
 
 
 def quantize_values(values: npt.NDArray[np.float32], low: np.float32, high: np.float32) -> npt.NDArray[np.uint8]:
@@ -106,9 +97,9 @@ def _quantize_constant(node: Node) -> list[Node] | Skip:
         low, high = min(values.min(), np.float32(0)), max(values.max(), np.float32(0))
         width = float(high - low)
     if not np.isfinite([low, high]).all():
-        return Skip("the constant contains infinite or NaN values", node.name)
+        return Skip("the constant contains infinite or NaN values")
     if width > MAX_RANGE:
-        return Skip(f"the width of the range [{low:g}, {high:g}] is beyond float32", node.name)
+        return Skip(f"the width of the range [{low:g}, {high:g}] is beyond float32")
     if width < MIN_RANGE:
         low, high = np.float32(0), np.float32(1)
     quantized = constant(f"{node.name}_quantized_const", quantize_values(values, low, high), DType.QUINT8)

@@ -10,9 +10,8 @@ from functools import partial
 import numpy as np
 
 from quantkit.errors import RecipeError
-from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Graph
-from quantkit.ir.rewrite import Outcome
+from quantkit.ir.graph import Graph, Node
+from quantkit.ir.rewrite import Outcome, rewrite_nodes
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.transforms.registry import transform
 
@@ -47,20 +46,15 @@ def round_weights(graph: Graph, *, num_steps: int = 256) -> Outcome:
         raise RecipeError(
             f"round_weights: num_steps must be at least 1, not {num_steps}", hint="use 256 for 8 bits per weight"
         )
-    draft = Draft(graph)
-    changes: list[str] = []
-    for node in graph.nodes.values():
+
+    def rewrite(node: Node) -> list[Node] | None:
         tensor = node.attrs.get("value")
-        if (
-            node.is_constant
-            and isinstance(tensor, Tensor)
-            and tensor.dtype is DType.FLOAT
-            and tensor.num_elements >= MIN_ELEMENTS
-        ):
-            rounded = Tensor(tensor.dtype, tensor.shape, partial(_round, tensor, num_steps))
-            draft.replace(node.name, node.with_attrs(value=rounded))
-            changes.append(f"{node.name}: {tensor.num_elements} values")
-    return Outcome(draft.graph(), tuple(changes))
+        is_float = node.is_constant and isinstance(tensor, Tensor) and tensor.dtype is DType.FLOAT
+        if not is_float or node.value.num_elements < MIN_ELEMENTS:
+            return None
+        return [node.with_attrs(value=Tensor(DType.FLOAT, node.value.shape, partial(_round, node.value, num_steps)))]
+
+    return rewrite_nodes(graph, rewrite, lambda node: f"{node.name}: {node.value.num_elements} values")
 
 
 def _round(tensor: Tensor, num_steps: int) -> Array:

@@ -10,13 +10,14 @@ the views, and the second one slower.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import free_name, remove_unused
-from quantkit.ir.tensor import Shape, Tensor
+from quantkit.ir.rewrite import NewNodes, remove_unused
+from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
 
@@ -101,15 +102,12 @@ def _split(graph: Graph, node: Node, shapes: Mapping[Edge, Shape]) -> list[Node]
         return []
     rows = [0, height, width, size, channels // size]
     image = [0, height * size, width * size, channels // size**2]
-    steps: list[tuple[str, object]] = [("Transpose", TO_LAST), ("Reshape", rows), ("Transpose", SWAP_COLUMNS)]
+    steps: list[tuple[str, Any]] = [("Transpose", TO_LAST), ("Reshape", rows), ("Transpose", SWAP_COLUMNS)]
     steps += [("Reshape", image), ("Transpose", TO_FIRST)]
-    nodes, edge = list[Node](), node.inputs[0]
+    nodes, edge = NewNodes(graph, node.name), node.inputs[0]
     for number, (op, value) in enumerate(steps):
-        name = node.name if number == len(steps) - 1 else free_name(graph, f"{node.name}/{number}")
         if op == "Reshape":
-            target = Node(free_name(graph, f"{name}/shape"), "Constant", attrs={"value": Tensor.of(np.array(value))})
-            nodes += [target, Node(name, op, (edge, Edge(target.name)))]
+            edge = nodes.add(f"{number}", op, edge, nodes.constant(f"{number}/shape", np.array(value)))
         else:
-            nodes.append(Node(name, op, (edge,), attrs={"perm": value}))
-        edge = Edge(name)
-    return nodes
+            edge = nodes.add(f"{number}", op, edge, perm=value)
+    return [*nodes[:-1], nodes[-1].with_(name=node.name)]

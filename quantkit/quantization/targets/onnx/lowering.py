@@ -7,7 +7,7 @@
 All forms compute the same products and sums.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import free_name, remove_unused
-from quantkit.ir.tensor import Array, DType, Tensor
+from quantkit.ir.rewrite import NewNodes, free_name, remove_unused
+from quantkit.ir.tensor import Array, DType
 from quantkit.ops.layers import WEIGHTS_INDEX
 from quantkit.ops.roles import find_roles
 from quantkit.ops.roles.onnx import BIAS_INDEX
@@ -57,10 +57,6 @@ def _separate_weights(graph: Graph) -> Graph:
             copy = graph[name].with_(name=free_name(graph, f"{node.name}/weights"))
             draft.replace(node.name, copy, node.with_input(WEIGHTS_INDEX, copy.name))
     return draft.graph()
-
-
-def _constant(graph: Graph, name: str, values: Array) -> Node:
-    return Node(free_name(graph, name), "Constant", attrs={"value": Tensor.of(values)})
 
 
 # Transposed convolutions
@@ -105,9 +101,9 @@ def _reverse_kernel(graph: Graph, node: Node, weights: Array, group: int, pads: 
     by_group = weights.reshape(group, weights.shape[0] // group, *weights.shape[1:]).swapaxes(1, 2)
     reverse = tuple(slice(None, None, -1) for _ in weights.shape[2:])
     values = by_group[(slice(None),) * 3 + reverse].reshape(-1, weights.shape[0] // group, *weights.shape[2:])
-    constant = _constant(graph, f"{node.name}/reversed", np.ascontiguousarray(values))
-    conv = node.with_(op="Conv").with_input(WEIGHTS_INDEX, constant.name)
-    return [constant, conv.with_attrs(pads=pads, output_padding=None)]
+    nodes = NewNodes(graph, node.name)
+    conv = node.with_(op="Conv").with_input(WEIGHTS_INDEX, nodes.constant("reversed", np.ascontiguousarray(values)))
+    return [*nodes, conv.with_attrs(pads=pads, output_padding=None)]
 
 
 def _split_positions(graph: Graph, node: Node, weights: Array, bias: Array | None, margins: list[int]) -> list[Node]:
@@ -123,22 +119,21 @@ def _split_positions(graph: Graph, node: Node, weights: Array, bias: Array | Non
     attrs: Any = node.attrs
     stride = attrs["strides"][0]
     values = divide_kernel(weights.transpose(2, 3, 1, 0), stride).transpose(3, 2, 0, 1)
-    nodes = [_constant(graph, f"{node.name}/positions", np.ascontiguousarray(values))]
+    nodes = NewNodes(graph, node.name)
+    inputs = [node.inputs[0], nodes.constant("positions", np.ascontiguousarray(values))]
     if bias is not None:
-        nodes.append(_constant(graph, f"{node.name}/repeated", np.tile(bias, stride**2)))
-    inputs = (node.inputs[0], *(Edge(constant.name) for constant in nodes))
+        inputs.append(nodes.constant("repeated", np.tile(bias, stride**2)))
     pads = tuple(tap - 1 for tap in count_taps(weights.shape[2:], stride)) * 2
     conv_attrs = {"pads": pads} if any(pads) else {}
-    nodes.append(node.with_(name=free_name(graph, f"{node.name}/conv"), op="Conv", inputs=inputs, attrs=conv_attrs))
-    moved = Node(node.name, "DepthToSpace", (Edge(nodes[-1].name),), attrs={"blocksize": stride, "mode": b"DCR"})
-    if not any(margins):
-        return [*nodes, moved]
-    moved = moved.with_(name=free_name(graph, f"{node.name}/moved"))
-    ends = [-margin or np.iinfo(np.int64).max for margin in margins[2:]]
-    limits = {"starts": margins[:2], "ends": ends, "axes": [2, 3]}
-    constants = [_constant(graph, f"{node.name}/{name}", np.array(limit)) for name, limit in limits.items()]
-    edges = (Edge(each.name) for each in (moved, *constants))
-    return [*nodes, moved, *constants, Node(node.name, "Slice", tuple(edges))]
+    conv = node.with_(name=free_name(graph, f"{node.name}/conv"), op="Conv", inputs=tuple(inputs), attrs=conv_attrs)
+    nodes.append(conv)
+    moved = nodes.add("moved", "DepthToSpace", Edge(conv.name), blocksize=stride, mode=b"DCR")
+    if any(margins):
+        ends = [-margin or np.iinfo(np.int64).max for margin in margins[2:]]
+        limits = {"starts": margins[:2], "ends": ends, "axes": [2, 3]}
+        edges = [nodes.constant(name, np.array(limit)) for name, limit in limits.items()]
+        nodes.add("sliced", "Slice", moved, *edges)
+    return [*nodes[:-1], nodes[-1].with_(name=node.name)]
 
 
 # Einsum
@@ -156,61 +151,55 @@ def _lower_einsum(graph: Graph, node: Node) -> list[Node]:
     weights = graph.constant_of(node.inputs[1])
     if weights is not None and weights.dtype is DType.FLOAT:
         is_valid = len(right) == len(weights.shape)
-        return list(_project(graph, node, left, right, result, weights.array)) if is_valid else []
-    return list(_multiply(graph, node, left, right, result))
+        return _project(graph, node, left, right, result, weights.array) if is_valid else []
+    return _multiply(graph, node, left, right, result)
 
 
-def _project(graph: Graph, node: Node, left: str, right: str, result: str, weights: Array) -> Iterator[Node]:
-    """Yield the nodes of a product of activations, whose last axes are contracted, and constant weights."""
+def _project(graph: Graph, node: Node, left: str, right: str, result: str, weights: Array) -> list[Node]:
+    """Return the nodes of a product of activations, whose last axes are contracted, and constant weights."""
     contracted = [letter for letter in right if letter in left]
     free = [letter for letter in right if letter not in left]
     rows = left[: len(left) - len(contracted)]
     is_projection = set(left[len(rows) :]) == set(contracted) and result == rows + "".join(free)
     if not (is_projection and rows and contracted and free):
-        return
+        return []
     order = [right.index(letter) for letter in (*left[len(rows) :], *free)]
     shape = [weights.shape[axis] for axis in order]
     matrix = weights.transpose(order).reshape(int(np.prod(shape[: len(contracted)])), -1)
-    constant = _constant(graph, f"{node.name}/matrix", np.ascontiguousarray(matrix))
-    yield constant
-    source = node.inputs[0]
+    nodes, source = NewNodes(graph, node.name), node.inputs[0]
+    constant = nodes.constant("matrix", np.ascontiguousarray(matrix))
     if len(contracted) > 1:
-        flat = _constant(graph, f"{node.name}/flat", np.array([0] * len(rows) + [len(matrix)], np.int64))
-        joined = Node(free_name(graph, f"{node.name}/joined"), "Reshape", (source, Edge(flat.name)))
-        yield from (flat, joined)
-        source = Edge(joined.name)
-    product = node.with_(op="MatMul", inputs=(source, Edge(constant.name)), attrs={})
+        flat = nodes.constant("flat", np.array([0] * len(rows) + [len(matrix)], np.int64))
+        source = nodes.add("joined", "Reshape", source, flat)
+    product = node.with_(op="MatMul", inputs=(source, constant), attrs={})
     if len(free) == 1:
-        yield product
-        return
-    product = product.with_(name=free_name(graph, f"{node.name}/product"))
-    sizes = _constant(graph, f"{node.name}/sizes", np.array([0] * len(rows) + shape[len(contracted) :], np.int64))
-    yield from (product, sizes, Node(node.name, "Reshape", (Edge(product.name), Edge(sizes.name))))
+        return [*nodes, product]
+    nodes.append(product.with_(name=free_name(graph, f"{node.name}/product")))
+    product_edge = Edge(nodes[-1].name)
+    sizes = nodes.constant("sizes", np.array([0] * len(rows) + shape[len(contracted) :], np.int64))
+    return [*nodes, Node(node.name, "Reshape", (product_edge, sizes))]
 
 
-def _multiply(graph: Graph, node: Node, left: str, right: str, result: str) -> Iterator[Node]:
-    """Yield the nodes of a product of two activations with one contracted axis and one other axis each."""
+def _multiply(graph: Graph, node: Node, left: str, right: str, result: str) -> list[Node]:
+    """Return the nodes of a product of two activations with one contracted axis and one other axis each."""
     batch = [letter for letter in result if letter in left and letter in right]
     contracted = [letter for letter in left if letter in right and letter not in result]
     rows = [letter for letter in left if letter not in right]
     columns = [letter for letter in right if letter not in left]
     if not len(contracted) == len(rows) == len(columns) == 1 or {*rows, *columns} - set(result):
-        return
-    edges = []
+        return []
+    nodes, edges = NewNodes(graph, node.name), list[Edge]()
     orders = ([*batch, *rows, *contracted], left), ([*batch, *contracted, *columns], right)
     for number, (order, letters) in enumerate(orders):
         edge = node.inputs[number]
         if "".join(order) != letters:
             perm = tuple(letters.index(letter) for letter in order)
-            name = free_name(graph, f"{node.name}/operand_{number}")
-            yield Node(name, "Transpose", (edge,), attrs={"perm": perm})
-            edge = Edge(name)
+            edge = nodes.add(f"operand_{number}", "Transpose", edge, perm=perm)
         edges.append(edge)
     product = node.with_(op="MatMul", inputs=tuple(edges), attrs={})
     computed = [*batch, *rows, *columns]
     if "".join(computed) == result:
-        yield product
-        return
+        return [*nodes, product]
     product = product.with_(name=free_name(graph, f"{node.name}/product"))
     perm = tuple(computed.index(letter) for letter in result)
-    yield from (product, Node(node.name, "Transpose", (Edge(product.name),), attrs={"perm": perm}))
+    return [*nodes, product, Node(node.name, "Transpose", (Edge(product.name),), attrs={"perm": perm})]
