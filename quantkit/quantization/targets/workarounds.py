@@ -13,6 +13,7 @@ AVERAGE, MAXIMUM, PRODUCT, SILU = "average", "maximum", "product", "silu"
 SHUFFLE, PRODUCT_CHAIN, CAPTURE, REDUCTION = "shuffle", "product chain", "capture", "reduction"
 OUTPUT_LAYOUT, PAIR_SOFTMAX, CHANNEL_SHUFFLE = "output layout", "softmax of two classes", "channel shuffle"
 EXTREME, HIDDEN_SIZE, FLAT_NORM = "quantized extreme", "hidden size", "flat normalization"
+UPSAMPLING = "nearest upsampling"
 CONCAT = "Concat of one tensor"
 
 
@@ -80,6 +81,14 @@ WORKAROUNDS = (
         "1.22",
         "a DequantizeLinear is copied for each consumer, so that a float SiLU is not fused",
         "test_float_silu_is_one_op",
+    ),
+    Workaround(
+        UPSAMPLING,
+        "Gather of columns and rows",
+        "onnxruntime",
+        "1.22",
+        "a Resize of int8 images with channels last copies single values",
+        "test_upsampling_copies_rows",
     ),
     Workaround(
         CAPTURE,

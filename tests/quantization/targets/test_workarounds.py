@@ -28,6 +28,7 @@ from quantkit.quantization.targets.workarounds import (
     REDUCTION,
     SHUFFLE,
     SILU,
+    UPSAMPLING,
     WORKAROUNDS,
     Workaround,
     is_needed,
@@ -196,6 +197,23 @@ def test_outputs_are_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.parametrize("mode", ["asymmetric", "half_pixel", "align_corners"])
+def test_upsampling_copies_rows(mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    network = Network(1, 8, 6, 5)
+    scales = np.array([1, 1, 2, 3], np.float32)
+    attrs = {"mode": "nearest", "coordinate_transformation_mode": mode, "nearest_mode": "floor"}
+    wide = network.add("Conv", network.conv("x", 16), network.weights(16, 16, 1, 1), network.weights(16))
+    resized = network.add("Resize", wide, "", scales, **attrs)
+    y = network.add("Conv", resized, network.weights(4, 16, 1, 1), network.weights(4))
+    feeds, results, ops = {"x": samples(network)[0]}, [], []
+    for graph in quantize_both(network, y, UPSAMPLING, monkeypatch, runtime="onnxruntime"):
+        results += run(onnx_format.encode(graph), feeds, tmp_path / "optimized.onnx")
+        ops.append(Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node))
+    assert [(each["Resize"], each["Gather"]) for each in ops] == [(0, 2), (1, 0)]
+    assert ops[0]["Transpose"] == ops[1]["Transpose"]
+    np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("runtime", [None, "openvino"])
 def test_few_channels_are_normalized_as_rows(runtime: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     openvino = pytest.importorskip("openvino", reason="pip install openvino")
@@ -348,6 +366,7 @@ def test_all_rows_are_used() -> None:
         EXTREME,
         HIDDEN_SIZE,
         FLAT_NORM,
+        UPSAMPLING,
     }
     assert ROWS.keys() == names
     assert native.is_needed is is_needed

@@ -30,6 +30,7 @@ from quantkit.quantization.targets.onnx.merged_branches import merge_branches
 from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
 from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
 from quantkit.quantization.targets.onnx.product_chains import separate_products
+from quantkit.quantization.targets.onnx.upsampling import gather_rows
 from quantkit.quantization.targets.workarounds import (
     CHANNEL_SHUFFLE,
     EXTREME,
@@ -38,6 +39,7 @@ from quantkit.quantization.targets.workarounds import (
     OUTPUT_LAYOUT,
     PAIR_SOFTMAX,
     PRODUCT_CHAIN,
+    UPSAMPLING,
     is_needed,
 )
 from quantkit.runtimes import AUTO, find_runtime
@@ -50,6 +52,7 @@ REWRITES = {
     EXTREME: separate_extremes,
     HIDDEN_SIZE: hide_sizes,
     FLAT_NORM: flatten_norms,
+    UPSAMPLING: gather_rows,
 }
 # Rewrites also of files for all runtimes, which otherwise keep the ops that another runtime computes faster.
 PORTABLE = (CHANNEL_SHUFFLE, PRODUCT_CHAIN, EXTREME, HIDDEN_SIZE, FLAT_NORM)
