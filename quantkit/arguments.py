@@ -141,10 +141,6 @@ def _as_list(value: Any) -> list[Any]:
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
-def _is_name_list(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, bytes | dict)
-
-
 require_natural = Requirement(
     lambda value: _is_integer(value) and value >= 0, "a whole number from 0", "for example {name}=0"
 )
@@ -166,7 +162,12 @@ require_fraction = Requirement(
 )
 require_flag = Requirement(lambda value: isinstance(value, bool), "True or False", "for example {name}=True")
 require_text = Requirement(lambda value: isinstance(value, str), "a str", "pass one name as {name}", shows_value=False)
-require_names = Requirement(_is_name_list, "a list of names", 'for example {name}=["NAME"]', shows_value=False)
+require_names = Requirement(
+    lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | dict),
+    "a list of names",
+    'for example {name}=["NAME"]',
+    shows_value=False,
+)
 require_callable = Requirement(
     callable, "a function", "pass a function with one parameter, or omit {name}", shows_value=False
 )

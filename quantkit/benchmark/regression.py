@@ -92,9 +92,11 @@ def compare_with_saved(
     """
     file = Path(path)
     workloads = None
-    if workload is not None and saved.workload is not None and _is_same_model(workload, saved.workload):
-        _check_equal(file, _conditions(saved.workload.context), _conditions(workload.context))
-        workloads = saved.workload, workload
+    if workload is not None and saved.workload is not None:
+        before, now = saved.workload.context, workload.context
+        if before.digest == now.digest:
+            _check_equal(file, _conditions(before), _conditions(now))
+            workloads = saved.workload, workload
     changes = [
         _compare_row(file, _find_saved(saved, rows, row), row, workloads) for row in rows if row.measurement is not None
     ]
@@ -125,10 +127,6 @@ def _find_saved(saved: Benchmark, rows: tuple[BenchmarkRow, ...], row: Benchmark
 
 def _key(row: BenchmarkRow) -> tuple[str, str, str] | None:
     return None if row.measurement is None else (row.label, row.runtime, row.measurement.context.precision)
-
-
-def _is_same_model(first: Measurement, other: Measurement) -> bool:
-    return first.context.digest == other.context.digest
 
 
 def _conditions(context: MeasurementContext) -> Mapping[str, object]:

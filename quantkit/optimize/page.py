@@ -39,7 +39,8 @@ def _sections(result: Optimization) -> Iterator[str]:
     key = [runtime_series(name, name=find_runtime(name).title) for name in names]
     bars = charts.draw_intervals([_bar(result, each) for each in shown])
     yield html_section("Latency of the fastest candidates", charts.html_key(key), bars)
-    front = html_table(TITLES, map(cells, result.front), range(1, 6), _mark_best(result))
+    marked = [index for index, each in enumerate(result.front) if each.name == result.best.name]
+    front = html_table(TITLES, map(cells, result.front), range(1, 6), marked)
     note = f'<p class="small">{SPEEDUP_NOTE[:1].upper() + SPEEDUP_NOTE[1:]}.</p>'
     yield html_section("Candidates that no other one beats in latency, drop and size", front, note)
     yield html_section("All others", html_list(f"{name}: {reason}" for name, reason in result.reasons))
@@ -49,10 +50,6 @@ def _sections(result: Optimization) -> Iterator[str]:
         texts[find_runtime(result.best.candidate.settings.runtime).title] = settings.native
     for title, text in texts.items():
         yield html_section(title, html_code(text))
-
-
-def _mark_best(result: Optimization) -> list[int]:
-    return [index for index, each in enumerate(result.front) if each.name == result.best.name]
 
 
 def _bar(result: Optimization, choice: Choice) -> charts.Bar:

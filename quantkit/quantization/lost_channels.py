@@ -9,7 +9,7 @@ import numpy as np
 
 from quantkit.ir.graph import Edge
 from quantkit.quantization.parameters import QuantizationParameters
-from quantkit.quantization.plan import FusedPattern, Plan
+from quantkit.quantization.plan import Plan
 from quantkit.quantization.precision import policy
 from quantkit.quantization.ranges import Ranges
 
@@ -25,14 +25,10 @@ def find_lossy_layers(plan: Plan, ranges: Ranges) -> Mapping[str, str]:
     lost = {edge: _fraction_lost(plan, merged, edge) for edge in ranges.channel_maxima if edge in plan.activations}
     reasons = {}
     for pattern in plan.patterns:
-        edge = max(_edges_of(pattern), key=lambda edge: lost.get(edge, 0.0))
+        edge = max((*pattern.inputs, pattern.output), key=lambda edge: lost.get(edge, 0.0))
         if lost.get(edge, 0.0) > policy.MAX_LOST:
             reasons[pattern.layer] = f"{lost[edge]:.0%} of the channels of {edge} would quantize to at most 2 steps"
     return reasons
-
-
-def _edges_of(pattern: FusedPattern) -> tuple[Edge, ...]:
-    return (*pattern.inputs, pattern.output)
 
 
 def _fraction_lost(plan: Plan, ranges: Ranges, edge: Edge) -> float:

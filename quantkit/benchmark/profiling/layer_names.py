@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from quantkit.formats.onnx import DIALECT
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.tensor import Shape
 from quantkit.ops import macs
 from quantkit.ops.onnx import shapes as onnx
@@ -54,7 +54,8 @@ class LayerNames:
             node = self.graph[name]
             if node.is_constant:
                 continue
-            data = self._data_inputs(node)
+            edges = [edge for edge in node.inputs if edge.node in self.graph]
+            data = [edge for edge in edges if not self.graph[edge.node].is_constant]
             follows = node.op in _FOLLOWERS and len(data) == 1 and self.macs.get(layers.get(data[0].node, ""), 0)
             layers[name] = layers[data[0].node] if follows else name
         return layers
@@ -99,9 +100,6 @@ class LayerNames:
     @cached_property
     def _positions(self) -> Mapping[str, int]:
         return {name: position for position, name in enumerate(self.graph.order)}
-
-    def _data_inputs(self, node: Node) -> list[Edge]:
-        return [edge for edge in node.inputs if edge.node in self.graph and not self.graph[edge.node].is_constant]
 
     def _find(self, name: str) -> str:
         """Return the node whose name is the longest run of scopes in a name; empty if the graph has no such node.

@@ -115,7 +115,7 @@ def _load(path: Path, copy: Path, contents: Contents) -> Any:
         return _load_keras2(path, copy, config, is_archive=contents.is_archive)
     keras = _keras3()
     with _named_errors(path):
-        _check_config(path, config, keras, _is_of_keras3)
+        _check_config(path, config, keras, lambda _, modules, name: _holds_objects_of_models(modules))
         try:
             return keras.models.load_model(copy, compile=False, safe_mode=True)
         except (TypeError, ValueError):
@@ -267,10 +267,6 @@ def _calls_registered_function(config: Any, keras: Any) -> bool:
         kinds = config.get("function_type"), config.get("output_shape_type", "raw"), config.get("mask_type")
         name = function if kinds == ("function", "raw", None) else None
     return isinstance(name, str) and keras.utils.get_registered_object(name) is not None
-
-
-def _is_of_keras3(description: Mapping[str, Any], modules: list[str], name: str) -> bool:
-    return _holds_objects_of_models(modules)
 
 
 def _holds_objects_of_models(modules: list[str]) -> bool:

@@ -4,7 +4,6 @@ An Enter takes a value into the frame of a loop, an Exit takes it out. All nodes
 iteration.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quantkit.ir.graph import LOOP_MERGES, Graph
@@ -38,7 +37,8 @@ def find_frames(graph: Graph) -> dict[str, Frame]:
     entered: dict[tuple[object, Frame], Frame] = {}
     for name in graph.order:
         node = graph[name]
-        frame = _deepest(frames.get(source, OUTSIDE) for source in node.sources)
+        sources = (frames.get(source, OUTSIDE) for source in node.sources)
+        frame = max(sources, key=lambda frame: frame.depth, default=OUTSIDE)
         if node.op in ENTERS:
             key = (node.attrs.get("frame_name"), frame)
             frame = entered.setdefault(key, Frame(key[0], frame.depth + 1, frame))
@@ -72,7 +72,3 @@ def without_back_edges(graph: Graph) -> Graph:
         else node
         for node in graph.nodes.values()
     )
-
-
-def _deepest(frames: Iterable[Frame]) -> Frame:
-    return max(frames, key=lambda frame: frame.depth, default=OUTSIDE)

@@ -79,7 +79,7 @@ class NodeAnnotation:
 
     def find_pass_through(self, patterns: tuple[FusedPattern, ...]) -> dict[str, tuple[Edge, ...]]:
         """Return the data inputs of each pass-through node: one whose output has a quantized consumer."""
-        inside = _nodes_of(patterns)
+        inside = {name for pattern in patterns for name in pattern.nodes}
         needed = {edge.node for pattern in patterns for edge in pattern.inputs}
         int8_nodes = self._find_int8_nodes(inside)
         pass_through: dict[str, tuple[Edge, ...]] = {}
@@ -316,7 +316,3 @@ class NodeAnnotation:
         for node in self.nodes:
             if node.op not in self.roles.source_ops and node.name not in self.graph.input_names:
                 yield node
-
-
-def _nodes_of(patterns: tuple[FusedPattern, ...]) -> set[str]:
-    return {name for pattern in patterns for name in pattern.nodes}

@@ -318,7 +318,7 @@ def recommend_for_accuracy(report: QuantizationReport, commands: Commands) -> Ne
     differs = "the outputs differ from the float model"
     if agreement is not None and not is_agreeing:
         differs = f"the outputs differ from the float model: agreement {100 * agreement.value:.1f} %"
-    runtime = _runtime_name(report)
+    runtime = report.runtime.name if report.runtime else find_target(report.target).runtimes[0]
     bfloat16 = _bfloat16_note(find_target(report.target), runtime)
     if bfloat16 and not is_agreeing:
         command = commands.evaluate(runtime, "--precision", "bfloat16")
@@ -335,10 +335,6 @@ def _bfloat16_note(target: Target, runtime: str) -> str:
     if not instruction or not runs_bfloat16(target) or BFLOAT16 not in find_runtime(runtime).precisions:
         return ""
     return f"this processor supports bfloat16 ({instruction}), which was not measured"
-
-
-def _runtime_name(report: QuantizationReport) -> str:
-    return report.runtime.name if report.runtime else find_target(report.target).runtimes[0]
 
 
 def _path_text(value: Any, placeholder: str) -> str:

@@ -335,7 +335,8 @@ def _prelu(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
                 continue
             x, sizes = positive.inputs[0], value.shape
             dims = facts.dims(x) or ()
-            fits = len(sizes) <= len(dims) and all(map(_is_broadcast, sizes[::-1], dims[::-1]))
+            pairs = zip(sizes[::-1], dims[::-1], strict=False)
+            fits = len(sizes) <= len(dims) and all(size in (1, dim) for size, dim in pairs)
             if negative.inputs[0] == x and fits:
                 # OpenVINO applies a slope of rank 1 to the second axis.
                 slope = new_constant(
@@ -343,10 +344,6 @@ def _prelu(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:
                 )
                 return [slope, Node(root.name, "PRelu", (x, Edge(slope.name)), extra=root.extra)]
     return None
-
-
-def _is_broadcast(size: int, dim: int | None) -> bool:
-    return size in (1, dim)
 
 
 def _leaky_relu(facts: GraphFacts, graph: Graph, root: Node) -> Rewritten:

@@ -79,7 +79,7 @@ class OnnxTarget(Target, RuntimeRules):
         return fuse_gates(move_channels_last(graph)) if has_ops else graph
 
     def slow_nodes(self, graph: Graph, runtime: str) -> Mapping[str, str]:
-        if _fuses_float_ops(runtime):
+        if runtime != AUTO and find_runtime(runtime).fuses_float_ops:
             gates = {node.name: FLOAT_GATE for node in graph.nodes.values() if node.op in GATE_OPS}
             return gates | find_attention(graph)
         return find_slow_layers(graph) | find_attention(graph)
@@ -130,10 +130,6 @@ def _is_large(table: Tensor | None) -> TypeGuard[Tensor]:
         and prod(table.shape) >= LEAST_TABLE
         and bool(np.isfinite(table.array).all())
     )
-
-
-def _fuses_float_ops(runtime: str) -> bool:
-    return runtime != AUTO and find_runtime(runtime).fuses_float_ops
 
 
 TARGET = OnnxTarget()
