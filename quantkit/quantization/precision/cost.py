@@ -13,7 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from quantkit.benchmark.profiling import ModelProfile
-from quantkit.ir.graph import Edge, Graph
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.tensor import Shape
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.bodies import count_macs_of_run
@@ -133,8 +133,17 @@ def _is_crossed(graph: Graph, edge: Edge, computed: Collection[str]) -> bool:
 
 def predict_kernel_time(graph: Graph, name: str, shapes: Mapping[Edge, Shape], runtimes: Collection[str]) -> KernelTime:
     """Return the times of a layer or pass-through node by the table, the mean over runtimes; see `predict_costs`."""
-    macs, values = count_macs_of_run(graph, graph[name], shapes) or 0, _count_values(shapes, Edge(name))
-    return KernelTime(_mean(runtimes, "int8", macs, values), _mean(runtimes, "float", macs, values))
+    node = graph[name]
+    macs, values = count_macs_of_run(graph, node, shapes) or 0, _count_values(shapes, Edge(name))
+    channels = _count_depthwise_channels(graph, node)
+    return KernelTime(*[_mean(runtimes, precision, macs, values, channels) for precision in ("int8", "float")])
+
+
+def _count_depthwise_channels(graph: Graph, node: Node) -> int:
+    """Return the number of channels of an ONNX convolution with one input and output channel each; 0 for others."""
+    weights = graph.constant_of(node.inputs[1]) if node.op == "Conv" else None
+    channels = int(node.attrs.get("group", 1))
+    return channels if weights is not None and channels > 1 and weights.shape[:2] == (channels, 1) else 0
 
 
 def runtimes_of(plan: Plan, runtimes: Iterable[str]) -> tuple[str, ...]:
@@ -147,10 +156,24 @@ def is_estimated(runtimes: Collection[str]) -> bool:
     return any(_constants().get(name, {}).get("is_estimate", False) for name in runtimes)
 
 
-def _mean(runtimes: Collection[str], precision: str, macs: int, values: int) -> float:
-    """Return the mean time of the runtimes in seconds."""
-    rows = [_constants().get(name, _constants()[DEFAULT]) for name in runtimes] or [_constants()[DEFAULT]]
-    times = (row[precision]["mac"] * macs + row[precision]["value"] * values + row["call"] for row in rows)
+def _mean(runtimes: Collection[str], precision: str, macs: int, values: int, channels: int = 0) -> float:
+    """Return the mean time of the runtimes in seconds.
+
+    Args:
+        runtimes: names of the runtimes.
+        precision: kind of the kernel: ``int8``, ``float`` or ``boundary``.
+        macs: number of MACs.
+        values: number of output values.
+        channels: number of channels of a depthwise convolution; 0 for other kernels.
+    """
+    default = _constants()[DEFAULT]
+    rows = [{**default, **_constants().get(name, {})} for name in runtimes] or [default]
+
+    def find_mac_time(row: Mapping[str, Any]) -> float:
+        steps = row.get("depthwise", {}).get(precision, ()) if channels else ()
+        return float(next((mac for multiple, mac in steps if channels % multiple == 0), row[precision]["mac"]))
+
+    times = (find_mac_time(row) * macs + row[precision]["value"] * values + row["call"] for row in rows)
     return float(NANOSECOND * sum(times) / len(rows))
 
 

@@ -33,7 +33,7 @@ def describe_decisions(
 
     def describe(decision: Decision) -> Decision:
         name, saved_ms = decision.unit, decision.saved_ms
-        # The table of times has no op that is faster in float: a decision by the time contradicts it.
+        # The times of the layer alone contradict a decision by the time of its boundaries.
         if graph[name].op in layer_ops and decision.source != COST and not conversion.plan.scheme.weights_only:
             time = predict_kernel_time(graph, name, shapes, runtimes)
             saved_ms = (time.float - time.int8) * (1e3 if decision.precision == INT8 else -1e3)

@@ -119,6 +119,31 @@ def test_report_does_not_name_the_float_model_with_a_predicted_speedup() -> None
     assert "keep the float model" not in str(quantize(network(large_rows=64), []).report)
 
 
+@pytest.mark.parametrize(("channels", "precision"), [(300, "float"), (304, "int8")])
+def test_depthwise_layers_with_odd_channel_counts_stay_float_in_onnxruntime(channels: int, precision: str) -> None:
+    """Its int8 kernel computes 16 channels together, and those of an incomplete block one by one."""
+    random = np.random.default_rng(3)
+    shapes = {"first": (channels, channels, 1, 1), "depthwise": (channels, 1, 5, 5), "last": (channels, channels, 1, 1)}
+    weights = [
+        numpy_helper.from_array(random.normal(0, 0.1, shape).astype(np.float32), name) for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["a"]),
+        helper.make_node("Conv", ["a", "depthwise"], ["b"], group=channels, pads=[2, 2, 2, 2]),
+        helper.make_node("Conv", ["b", "last"], ["y"]),
+    ]
+    infos = [helper.make_tensor_value_info(name, 1, (1, channels, 16, 16)) for name in ("x", "y")]
+    model = helper.make_model(
+        helper.make_graph(nodes, "network", infos[:1], infos[1:], weights),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    graph = onnx_format.decode(model.SerializeToString())
+    plan = annotate(graph, Scheme.for_target("onnx"))
+    choice = TimeCut(graph, plan, predict_costs(graph, plan, infer_shapes(graph), ["onnxruntime"])).choose()
+    assert ("b" in choice) is (precision == "float")
+
+
 def test_estimated_times_keep_int8_layers() -> None:
     graph = network(size=64, rows=4)
     assert int8_layers(quantize(graph, [])) == {"y"}
