@@ -223,6 +223,13 @@ def test_image_ops_have_equal_outputs(name: str) -> None:
     assert converted.op_counts.get("Transpose", 0) <= 3
 
 
+def test_upsample_of_an_old_opset_is_a_resize() -> None:
+    upsample = node("y", "Upsample", "x", mode=b"nearest", scales=(1.0, 1.0, 2.0, 2.0))
+    graph = graph_of(IMAGE, [upsample], {}).with_(extra=onnx.header({"y": (DType.FLOAT, Shape(None))}, opset=8))
+    expected, result, _ = run_both(graph, IMAGE)
+    assert np.array_equal(result, expected)
+
+
 @pytest.mark.parametrize(
     ("nodes", "constants"),
     [

@@ -12,16 +12,19 @@ from quantkit.registry import import_modules
 def convert(graph: Graph) -> Graph:
     """Convert an ONNX graph to a TensorFlow graph.
 
-    Inputs and outputs keep their layout, and their names except for characters that TensorFlow rejects.
+    Inputs and outputs keep their layout, and their names except for characters that TensorFlow rejects. A graph with
+    Upsample, which later opsets lack, is converted from its form in opset 13.
 
     Raises:
         UnavailableError: a node is not supported.
         GraphError: the nodes form a cycle.
     """
+    from quantkit.convert.onnx_opsets import raise_opset
     from quantkit.convert.onnx_to_tensorflow.scaled_swishes import separate_scales
     from quantkit.convert.onnx_to_tensorflow.translator import OnnxTranslator
 
     import_modules(__name__)  # they register handlers for op types; TensorFlow graphs need none of them
+    graph = raise_opset(graph) if "Upsample" in graph.op_counts else graph
     return separate_scales(OnnxTranslator(graph).translate())
 
 
