@@ -101,14 +101,12 @@ class EdgeAnnotation:
                 for edge in (*inputs, *others):
                     join(edge, first)
         for name, inputs in self.pass_through.items():
-            for edge in inputs if self._is_elementwise_concat(name) else ():
+            is_elementwise_concat = self.graph[name].op in self.roles.concat_ops & self.roles.elementwise_ops
+            for edge in inputs if is_elementwise_concat else ():
                 if self._have_one_consumer(group_of[edge], name):
                     join(edge, Edge(name))
         groups = {id(group): group for group in group_of.values() if len(group) > 1}
         return tuple(map(frozenset, groups.values()))
-
-    def _is_elementwise_concat(self, name: str) -> bool:
-        return self.graph[name].op in self.roles.concat_ops & self.roles.elementwise_ops
 
     def _have_one_consumer(self, group: set[Edge], name: str) -> bool:
         """Return True if a node is the only consumer of edges with one range, next to the nodes that copy them.

@@ -10,7 +10,7 @@ import numpy as np
 
 from quantkit.errors import RecipeError, did_you_mean
 from quantkit.ir.graph import Attr, Edge, Graph, Node, Use, constant
-from quantkit.ir.rewrite import Outcome, Skip, free_name, sharing_reason
+from quantkit.ir.rewrite import NewNodes, Outcome, Skip, free_name, sharing_reason
 from quantkit.ir.tensor import Array, DType, Tensor
 from quantkit.ops.layers import channel_axis
 from quantkit.ops.table import Fact, find_ops
@@ -303,19 +303,17 @@ def _cast(graph: Graph, source: Node, dtype: DType) -> tuple[Node, Node]:
 
 
 def _subtract(graph: Graph, source: Node, before: Node, values: Array, dtype: DType) -> list[Node]:
-    mean = constant(free_name(graph, f"{source.name}/mean"), values.astype(dtype.numpy), dtype)
-    inputs = (Edge(before.name), Edge(mean.name))
-    return [mean, Node(free_name(graph, f"{source.name}/centered"), "Sub", inputs, attrs={"T": dtype})]
+    nodes = NewNodes(graph, source.name)
+    mean = nodes.constant("mean", Tensor.of(values.astype(dtype.numpy), dtype))
+    nodes.add("centered", "Sub", Edge(before.name), mean, T=dtype)
+    return nodes
 
 
 def _scale_and_shift(graph: Graph, source: Node, before: Node, affine: _Affine, dtype: DType) -> list[Node]:
-    nodes: list[Node] = []
+    nodes, edge = NewNodes(graph, source.name), Edge(before.name)
     steps = (("Mul", "scale", "scaled", affine.scale), ("Add", "offset", "prepared", affine.offset))
-    for op, operand_name, result_name, values in steps:
-        operand = constant(free_name(graph, f"{source.name}/{operand_name}"), np.float32(values), dtype)
-        name = free_name(graph, f"{source.name}/{result_name}")
-        nodes += [operand, Node(name, op, (Edge(before.name), Edge(operand.name)), attrs={"T": dtype})]
-        before = nodes[-1]
+    for op, operand, result, values in steps:
+        edge = nodes.add(result, op, edge, nodes.constant(operand, Tensor.of(np.float32(values), dtype)), T=dtype)
     return nodes
 
 

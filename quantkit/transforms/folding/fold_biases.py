@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from quantkit.formats import onnx
-from quantkit.ir.graph import Attr, Edge, Graph, Node, constant
+from quantkit.ir.graph import Edge, Graph, Node
 from quantkit.ir.pattern import op
-from quantkit.ir.rewrite import Outcome, Rule, Skip, apply_rules, free_name
-from quantkit.ir.tensor import Shape
+from quantkit.ir.rewrite import NewNodes, Outcome, Rule, Skip, apply_rules
+from quantkit.ir.tensor import Shape, Tensor
 from quantkit.ops.layers import WEIGHTS_INDEX, broadcast_channels, find_layer
 from quantkit.ops.semantics import ADD_OPS
 from quantkit.ops.shape_inference import UNKNOWN, infer_shapes
@@ -108,13 +108,12 @@ def _replace_by_bias(shapes: Mapping[Edge, Shape], graph: Graph, root: Node) -> 
         biases = broadcast_channels(value, rank=layer.rank, axis=layer.axis, num_channels=num_channels)
         if biases is None or value.array.size != num_channels:
             return Skip(f"{summand.node} is not one number for each of {num_channels} channels")
-        new_constants = []
+        nodes = NewNodes(graph, root.name)
         if value.shape != biases.shape:
-            new_constants.append(constant(free_name(graph, f"{root.name}/bias"), biases, value.dtype))
-            summand = Edge(new_constants[0].name)
+            summand = nodes.constant("bias", Tensor.of(biases, value.dtype))
         data_format = graph[source.node].attrs.get("data_format", b"NHWC")
         attrs = {"T": value.dtype, "data_format": data_format}
-        return [*new_constants, root.with_(op="BiasAdd", inputs=(source, summand), attrs=attrs)]
+        return [*nodes, root.with_(op="BiasAdd", inputs=(source, summand), attrs=attrs)]
     return None
 
 
@@ -137,9 +136,8 @@ def _move_before_reshape(shapes: Mapping[Edge, Shape], graph: Graph, root: Node)
         last = dims[-len(value.shape) :] if dims and value.shape else ()
         if columns is None or columns[1] != value.num_elements or last != value.shape:
             return Skip(f"shapes do not show that {summand.node} is one number per column of {product.name}")
-        flat = constant(free_name(graph, f"{root.name}/bias"), value.array.reshape(-1), value.dtype)
-        inputs = (Edge(product.name), Edge(flat.name))
-        attrs: dict[str, Attr] = {"T": value.dtype, "data_format": b"NHWC"}
-        biased = Node(free_name(graph, f"{root.name}/biased"), "BiasAdd", inputs, attrs=attrs)
-        return [flat, biased, reshape.with_(name=root.name, inputs=(Edge(biased.name), reshape.inputs[1]))]
+        nodes = NewNodes(graph, root.name)
+        flat = nodes.constant("bias", Tensor.of(value.array.reshape(-1), value.dtype))
+        biased = nodes.add("biased", "BiasAdd", Edge(product.name), flat, T=value.dtype, data_format=b"NHWC")
+        return [*nodes, reshape.with_(name=root.name, inputs=(biased, reshape.inputs[1]))]
     return None

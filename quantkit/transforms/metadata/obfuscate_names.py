@@ -1,6 +1,5 @@
 """Replace node names by short, meaningless ones."""
 
-from collections.abc import Iterator
 from itertools import count
 
 from quantkit.errors import GraphError
@@ -46,7 +45,7 @@ def obfuscate_names(graph: Graph) -> Outcome:
             if name not in graph:
                 raise GraphError(f"No node named {name} for input to {node.name}")
     fixed = graph.endpoint_names | names_in_subgraphs(graph) | {ABSENT.name}
-    short = _short_names(fixed)
+    short = (name for number in count() if (name := to_base_62(number)) not in fixed)
     names = {name: next(short) for name in graph.nodes if name not in fixed}
     changes = tuple(f"{old} -> {new}" for old, new in names.items() if old != new)
     if graph.dialect == DIALECT:  # ONNX nodes also have a name and a doc string, apart from their value names
@@ -56,10 +55,6 @@ def obfuscate_names(graph: Graph) -> Outcome:
 
 def _drop_extra(node: Node) -> Node:
     return node if node.op == "Placeholder" else node.with_(extra=b"")
-
-
-def _short_names(excluded: frozenset[str]) -> Iterator[str]:
-    return (name for number in count() if (name := to_base_62(number)) not in excluded)
 
 
 def to_base_62(number: int) -> str:
