@@ -229,7 +229,7 @@ def quantize_with_quantkit(
     census = result.report.census
     return {
         "layers": census.num_patterns,
-        "int8_fraction": round(census.int8_fraction, 4),
+        "int8_fraction": None if census.int8_fraction is None else round(census.int8_fraction, 4),
         "float_layers": [fallback.name for fallback in census.float_fallbacks if fallback.op in LAYER_OPS],
         "observer": result.plan.scheme.observer,
     }
