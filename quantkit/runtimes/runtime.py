@@ -60,6 +60,7 @@ class Runtime:
             nothing heavy.
         open_model: function that opens a checked model with checked options. It imports the runtime, and may raise
             `UnavailableError`, `InputError` or `GraphError`.
+        load: function that imports the runtime, without an effect on later sessions.
         find_int8_nodes: function that returns the names of the nodes that compute in int8 after the runtime's own
             rewrites of a graph; None if the runtime does not show them.
         kinds: kinds of files (keys of `quantkit.formats.KINDS`) that the runtime opens itself.
@@ -97,6 +98,7 @@ class Runtime:
     title: str
     available: Callable[[], Availability]
     open_model: Callable[[Graph | Path, SessionOptions], Session]
+    load: Callable[[], object] = lambda: None
     find_int8_nodes: Callable[[Graph], frozenset[str]] | None = None
     kinds: tuple[str, ...] = ()
     own_kinds: tuple[str, ...] = ()
@@ -226,6 +228,7 @@ def check_runtime(runtime: Runtime) -> None:
             "title": TITLE,
             "available": FUNCTION,
             "open_model": FUNCTION,
+            "load": FUNCTION,
             "find_int8_nodes": ("a function or None", lambda value: value is None or callable(value)),
             "kinds": (f"a tuple of {', '.join(KINDS)}", lambda value: is_texts(value, KINDS)),
             "own_kinds": ("a tuple of values of the field 'kinds'", lambda value: is_texts(value, runtime.kinds)),

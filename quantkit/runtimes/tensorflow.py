@@ -236,6 +236,7 @@ RUNTIME = Runtime(
     title="TensorFlow",
     available=available,
     open_model=_open,
+    load=SessionLibrary,
     dialects=("tensorflow",),
     native_dialect="tensorflow",
     keeps_tensors=True,

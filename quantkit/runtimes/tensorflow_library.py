@@ -65,6 +65,20 @@ def _prepare_import() -> None:
 
 
 @contextmanager
+def _lazy_binding() -> Iterator[None]:
+    """Resolve the functions of imported libraries at their first call, which makes the import of TensorFlow shorter."""
+    if not hasattr(sys, "setdlopenflags"):  # Windows
+        yield
+        return
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(flags & ~os.RTLD_NOW | os.RTLD_LAZY)
+    try:
+        yield
+    finally:
+        sys.setdlopenflags(flags)
+
+
+@contextmanager
 def _without_package() -> Iterator[None]:
     """Import modules of TensorFlow without the code of the package, which imports four times as many.
 
@@ -91,7 +105,7 @@ class SessionLibrary:
     def __init__(self) -> None:
         _prepare_import()
         is_package_imported = "tensorflow" in sys.modules
-        with suppress_log(), _without_package():
+        with suppress_log(), _lazy_binding(), _without_package():
             from tensorflow.core.framework import graph_pb2
             from tensorflow.core.protobuf import config_pb2
             from tensorflow.python.client import session

@@ -3,13 +3,16 @@ import select
 import signal
 import subprocess
 import sys
+from concurrent.futures import wait
 from pathlib import Path
-from typing import Any
+from threading import Event, Timer
+from typing import Any, ClassVar
 
 import pytest
 
+from quantkit.benchmark.sampling import process
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
-from quantkit.benchmark.sampling.process import CAN_HALT, WorkerError, WorkerProcess
+from quantkit.benchmark.sampling.process import CAN_HALT, ProcessReserve, WorkerError, WorkerProcess, start_worker
 from quantkit.workers import child
 
 SECONDS = 30.0
@@ -37,6 +40,108 @@ def test_worker_measures_in_its_own_process(tiny_model: Path) -> None:
         assert len(worker.ask({"do": "run", "samples": 4}, SECONDS)["seconds"]) == 4
         pid = worker.pid
     assert not is_alive(pid)
+
+
+class FakeWorker:
+    """Worker that records its requests; the import of the second one lasts until it is killed or released."""
+
+    log: ClassVar[list[str]]
+    second: ClassVar[Event]
+    released: ClassVar[Event]
+
+    def __init__(self, environment: Any, cpus: Any = ()) -> None:
+        self.number = sum(line.startswith("start") for line in self.log)
+        self.log.append(f"start {self.number}")
+        self.is_running = True
+
+    def ask(self, request: dict[str, Any], timeout: float) -> None:
+        if self.number == 1:
+            self.second.set()
+            assert self.released.wait(SECONDS)
+        if not self.is_running:
+            raise WorkerError("ended", "")
+        self.log.append(f"{request['do']} {request['runtime']} {self.number}")
+
+    def kill(self) -> None:
+        self.is_running = False
+        self.released.set()
+
+    def close(self) -> None:
+        self.log.append(f"close {self.number}")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorker]:
+    """Processes of a reserve on two cores."""
+    monkeypatch.setattr(process, "WorkerProcess", FakeWorker)
+    monkeypatch.setattr(process, "available_cores", lambda: 2)
+    FakeWorker.log, FakeWorker.second, FakeWorker.released = [], Event(), Event()
+    return FakeWorker
+
+
+def take_number(runtime: str, cpus: tuple[int, ...] = ()) -> int:
+    """Return the number of the worker that starts."""
+    worker: Any = start_worker(Settings(runtime=runtime, cpus=cpus))
+    number: int = worker.number
+    return number
+
+
+def test_a_reserve_imports_runtimes_in_turn_until_a_process_is_taken(fake: type[FakeWorker]) -> None:
+    with ProcessReserve() as reserve:
+        reserve.start(["tensorflow", "openvino", "tensorflow"])
+        assert fake.second.wait(SECONDS)
+        Timer(0.2, fake.released.set).start()
+        assert [take_number("tensorflow"), take_number("tensorflow")] == [0, 2]
+        assert fake.log == ["start 0", "load tensorflow 0", "start 1", "load openvino 1", "start 2"]
+        assert take_number("openvino", cpus=(0,)) == 3
+    assert fake.log[-1] == "close 1"
+
+
+def test_processes_of_a_reserve_end_with_any_exception(fake: type[FakeWorker]) -> None:
+    def interrupt() -> None:
+        with ProcessReserve() as reserve:
+            reserve.start(["tensorflow"] * 3)
+            assert fake.second.wait(SECONDS)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert fake.log == ["start 0", "load tensorflow 0", "start 1", "close 0", "close 1"]
+
+
+def test_a_process_that_ended_in_its_import_is_not_used(fake: type[FakeWorker]) -> None:
+    with ProcessReserve() as reserve:
+        reserve.start(["openvino", "tensorflow"])
+        assert fake.second.wait(SECONDS)
+        _, ended = reserve._processes[1]
+        ended.kill()
+        assert take_number("tensorflow") == 2
+    assert fake.log[-3:] == ["close 1", "start 2", "close 0"]
+
+
+def test_a_reserve_starts_no_process_on_one_core(fake: type[FakeWorker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "available_cores", lambda: 1)
+    with ProcessReserve() as reserve:
+        reserve.start(["tensorflow"])
+    assert not fake.log
+
+
+@pytest.mark.skipif(not CAN_HALT, reason="this system cannot halt a process")
+def test_process_of_a_reserve_is_halted_after_its_import(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "available_cores", lambda: 2)
+    request = Candidate("tiny", tiny_model, Settings(runtime="reference")).to_request(seed=0)
+    with ProcessReserve() as reserve:
+        reserve.start(["reference", "reference"])
+        wait(reserve._imports)
+        worker = reserve.take("reference")
+        assert worker is not None
+        event = os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
+        assert event is not None
+        assert event.si_status == signal.SIGSTOP
+        with worker:
+            assert worker.ask(request, SECONDS)["batch"] == 1
+        (other,) = (each for _, each in reserve._processes)
+    assert not is_alive(other.pid)
 
 
 @pytest.mark.skipif(not CAN_HALT, reason="this system cannot halt a process")

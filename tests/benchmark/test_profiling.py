@@ -26,7 +26,7 @@ from quantkit.benchmark.profiling.tracing import TracedCalls, trace_calls
 from quantkit.benchmark.results.reason import Reason
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
-from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
+from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess, start_worker
 from quantkit.benchmark.sampling.sampler import LEAST_PAIRS, time_pairs
 from quantkit.benchmark.verdict import explain_speedup
 from quantkit.errors import UnavailableError, UsageError
@@ -111,7 +111,7 @@ def test_runtime_that_measures_no_ops_is_unavailable(
 ) -> None:
     candidate = Candidate("tiny", tiny_model, Settings("reference"))
     with monkeypatch.context() as patch:
-        patch.setattr(tracing, "WorkerProcess", None)  # no process starts
+        patch.setattr(tracing, "start_worker", None)  # no process starts
         with pytest.raises(UnavailableError, match="does not measure the time") as caught:
             trace_calls(candidate)
     assert caught.value.hint == "--profile works in openvino, onnxruntime and tensorflow on the CPU"
@@ -126,11 +126,11 @@ def test_runtime_that_measures_no_ops_is_unavailable(
 def test_all_processes_end_with_the_time_limit(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers: list[WorkerProcess] = []
 
-    def start(*arguments: Any) -> WorkerProcess:
-        workers.append(WorkerProcess(*arguments))
+    def start(settings: Settings) -> WorkerProcess:
+        workers.append(start_worker(settings))
         return workers[-1]
 
-    monkeypatch.setattr(tracing, "WorkerProcess", start)
+    monkeypatch.setattr(tracing, "start_worker", start)
     candidates = [Candidate(name, tiny_model, Settings("reference")) for name in ("first", "second")]
     with AlternatingProfiles(candidates[0], seconds=600) as profiles:
         assert len(profiles.compare((candidates[0], candidates[1]), rounds=3, calls=1)) == 3

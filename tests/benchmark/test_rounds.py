@@ -12,7 +12,7 @@ from measurements import MACHINE
 
 from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
 from quantkit.benchmark.results.speedup import Speedup
-from quantkit.benchmark.sampling import rounds
+from quantkit.benchmark.sampling import process, rounds
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
 from quantkit.benchmark.sampling.process import WorkerError
 from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
@@ -75,7 +75,7 @@ class FakeWorker:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeWorker]:
-    monkeypatch.setattr(rounds, "WorkerProcess", FakeWorker)
+    monkeypatch.setattr(process, "WorkerProcess", FakeWorker)
     monkeypatch.setattr(rounds, "this_machine", lambda: MACHINE)
     FakeWorker.requests = []
     return FakeWorker
@@ -165,7 +165,7 @@ def test_size_of_the_environment_varies(
             super().__init__(environment, cpus)
             sizes.append(sum(map(len, environment.values())))
 
-    monkeypatch.setattr(rounds, "WorkerProcess", RecordingWorker)
+    monkeypatch.setattr(process, "WorkerProcess", RecordingWorker)
     (measurement,) = measure(candidates(tiny_model, {}), SHORT).measurements
     assert len(set(sizes)) == 3
     assert measurement.context.environment == {"NAME": "0"}
@@ -292,7 +292,7 @@ def simulate(
     monkeypatch: pytest.MonkeyPatch, path: Path, seed: int, spread: float, ratio: float, **options: Any
 ) -> Speedup:
     """Return the speed-up of a simulated benchmark of two models."""
-    monkeypatch.setattr(rounds, "WorkerProcess", SimulatedWorker)
+    monkeypatch.setattr(process, "WorkerProcess", SimulatedWorker)
     SimulatedWorker.random = np.random.default_rng(seed)
     environments = [{"SPREAD": str(spread), "SECONDS": seconds} for seconds in (str(0.02 * ratio), "0.02")]
     speedup = measure(candidates(path, *environments), SamplingOptions(seed=seed, **options)).speedups[1]
@@ -316,7 +316,7 @@ def test_intervals_of_equal_models_contain_1(tiny_model: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("fake")
 def test_delays_by_other_programs_are_not_a_difference(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal models of which one is delayed in most of its calls during the whole benchmark, and the other rarely."""
-    monkeypatch.setattr(rounds, "WorkerProcess", SimulatedWorker)
+    monkeypatch.setattr(process, "WorkerProcess", SimulatedWorker)
     outcomes = []
     for seed in range(40):
         SimulatedWorker.random = np.random.default_rng(seed)
@@ -392,7 +392,7 @@ def test_interval_of_a_requested_width_contains_the_speedup(
 def test_end_of_a_measurement_with_a_requested_width(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, width: float, budget: float, kind: str, processes: int
 ) -> None:
-    monkeypatch.setattr(rounds, "WorkerProcess", SimulatedWorker)
+    monkeypatch.setattr(process, "WorkerProcess", SimulatedWorker)
     monkeypatch.setattr(rounds, "monotonic", lambda: sum(do == "start" for _, do in FakeWorker.requests) * 5.0)
     SimulatedWorker.random = np.random.default_rng(3)
     options = SamplingOptions(interval_width=width, time_budget=budget)
@@ -413,7 +413,7 @@ def test_end_of_a_measurement_with_a_requested_width(
 
 @pytest.mark.usefixtures("fake")
 def test_width_of_a_single_model_is_that_of_its_median(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "WorkerProcess", SimulatedWorker)
+    monkeypatch.setattr(process, "WorkerProcess", SimulatedWorker)
     SimulatedWorker.random = np.random.default_rng(0)
     result = measure(candidates(tiny_model, {"SPREAD": "0.03"}), SamplingOptions(interval_width=0.06))
     assert result.stop is not None
@@ -507,14 +507,14 @@ def test_ctrl_c_ends_the_workers_and_keeps_finished_rounds(tiny_model: Path) -> 
         "from pathlib import Path\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "from quantkit.benchmark import BenchmarkInterrupted\n"
-        "from quantkit.benchmark.sampling import rounds\n"
+        "from quantkit.benchmark.sampling import process, rounds\n"
         "from quantkit.benchmark.sampling.candidate import Candidate, Settings\n"
         "workers = []\n"
-        "class Recorded(rounds.WorkerProcess):\n"
+        "class Recorded(process.WorkerProcess):\n"
         "    def __init__(self, *arguments):\n"
         "        super().__init__(*arguments)\n"
         "        workers.append(self.pid)\n"
-        "rounds.WorkerProcess = Recorded\n"
+        "process.WorkerProcess = Recorded\n"
         "def on_progress(progress):\n"
         "    if (progress.stage, progress.done) == ('measuring', 3):\n"
         "        print(json.dumps(workers), flush=True)\n"

@@ -51,6 +51,12 @@ def test_open_warm_up_and_run(tiny_model: Path) -> None:
     assert done["calls"] == []
 
 
+def test_an_earlier_import_is_a_part_of_the_time_to_load(tiny_model: Path) -> None:
+    loaded, opened = ask({"do": "load", "runtime": "reference"}, open_request(tiny_model), durations=[2.0, 9.0])
+    assert loaded == {}
+    assert opened["load_seconds"] == 11.0
+
+
 def test_calls_of_groups_are_also_timed_one_by_one(tiny_model: Path) -> None:
     _, _, done = ask(
         open_request(tiny_model),

@@ -222,3 +222,12 @@ with open_session(graph, "tensorflow") as session:
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.splitlines() == ["False True", "True 7 [[0.0, 2.0]]", "True"], result.stderr
+
+
+@pytest.mark.skipif(not hasattr(sys, "setdlopenflags"), reason="this system has no flags of libraries")
+def test_functions_of_libraries_are_bound_at_their_first_call_only_during_the_import() -> None:
+    before = sys.getdlopenflags()
+    with tensorflow_library._lazy_binding():
+        assert sys.getdlopenflags() & os.RTLD_LAZY
+        assert not sys.getdlopenflags() & os.RTLD_NOW
+    assert sys.getdlopenflags() == before

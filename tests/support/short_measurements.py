@@ -11,6 +11,7 @@ LIMITS = (
     # Latency after a quantization, in seconds.
     ("quantkit.quantization.workflow.latency", "PROCESS_SECONDS", 0.05),
     ("quantkit.quantization.workflow.latency", "WARMUP_SECONDS", 0.2),
+    ("quantkit.quantization.workflow.latency", "CALL_SECONDS", 0.2),
     ("quantkit.quantization.workflow.latency", "FURTHER_BUDGET", 0.2),
     # Last measurement of `optimize`, in seconds.
     ("quantkit.optimize.search", "LAST_SECONDS", 1.0),

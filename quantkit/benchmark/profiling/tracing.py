@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Self
 
 from quantkit.benchmark.sampling.candidate import Candidate
-from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
+from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess, start_worker
 from quantkit.errors import UnavailableError
 from quantkit.facts import join_names
 from quantkit.ir.tensor import Shape
@@ -69,7 +69,7 @@ class TracedModels:
         """Start the processes of new candidates."""
         for each in candidates:
             if all(each != candidate for candidate, _ in self._workers):
-                worker = self._processes.enter_context(WorkerProcess(each.settings.environment, each.settings.cpus))
+                worker = self._processes.enter_context(start_worker(each.settings))
                 self._workers.append((each, worker))
 
     def trace(

@@ -2,24 +2,36 @@
 
 A worker without a request is halted by a signal, with all its threads: an OpenMP pool that spins while it is idle
 (``KMP_BLOCKTIME``) would otherwise occupy the cores on which another runtime is measured.
+
+The import of a runtime takes up to seconds. A `ProcessReserve` does it on a second core while the caller prepares the
+models.
 """
 
 import json
 import os
+import random
 import select
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from contextvars import ContextVar
 from time import monotonic
 from typing import Any, Self
 
+from quantkit.benchmark.sampling.candidate import Settings
+from quantkit.cores import available_cores
 from quantkit.errors import UnavailableError
 from quantkit.workers.child import describe_exit, read_log, start_process
 
 Document = dict[str, Any]
 
 CAN_HALT = hasattr(signal, "SIGSTOP")
+# Maximum number of further bytes in the environment of a process: its size shifts the stack, and with it the latency.
+MAX_PADDING = 4096
+# Time limit in seconds of the import of a runtime.
+IMPORT_TIMEOUT = 300.0
 
 
 class WorkerError(UnavailableError):
@@ -42,6 +54,11 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """True if the process has not ended."""
+        return self._process.poll() is None
 
     @property
     def log(self) -> str:
@@ -69,11 +86,15 @@ class WorkerProcess:
         self._signal("SIGSTOP")
         return response
 
-    def close(self) -> None:
-        """End the process."""
+    def kill(self) -> None:
+        """End the process; a request of another thread raises a `WorkerError`."""
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
+        """End the process, and close its pipes."""
+        self.kill()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             # Closing flushes input that the ended process did not read.
             with suppress(BrokenPipeError):
@@ -109,3 +130,77 @@ class WorkerProcess:
         if CAN_HALT:
             with suppress(ProcessLookupError):
                 self._process.send_signal(getattr(signal, name))
+
+
+class ProcessReserve:
+    """Processes that import runtimes before their models are known; a context manager that ends the unused ones.
+
+    Inside of the block, `start_worker` takes them. They start one after the other, so that the caller keeps a core, and
+    none starts after the first is taken: no import runs while a model is measured.
+    """
+
+    def __init__(self) -> None:
+        self._processes: list[tuple[str, WorkerProcess]] = []
+        self._imports: list[Future[None]] = []
+        # Linux ends a process with the thread that started it: this one runs to the end of the block.
+        self._pool = ThreadPoolExecutor(1)
+        self._random = random.Random(0)
+
+    def start(self, runtimes: Iterable[str]) -> None:
+        """Start a process for each runtime, unless there is only one core."""
+        if available_cores() > 1:
+            self._imports += [self._pool.submit(self._import, name) for name in runtimes]
+
+    def take(self, runtime: str) -> WorkerProcess | None:
+        """Return a process that has imported a runtime, which the caller closes; None without such a process."""
+        wait(self._cancel())
+        for entry in [entry for entry in self._processes if entry[0] == runtime]:
+            self._processes.remove(entry)
+            if entry[1].is_running:
+                return entry[1]
+            entry[1].close()
+        return None
+
+    def _cancel(self) -> list[Future[None]]:
+        """Cancel the imports that have not begun, and return the others."""
+        self._imports = [each for each in self._imports if not each.cancel()]
+        return self._imports
+
+    def _import(self, runtime: str) -> None:
+        worker = WorkerProcess(pad_environment({}, self._random.randrange(MAX_PADDING)))
+        self._processes.append((runtime, worker))
+        with suppress(WorkerError):  # the process has ended, and is not used
+            worker.ask({"do": "load", "runtime": runtime}, IMPORT_TIMEOUT)
+
+    def __enter__(self) -> Self:
+        self._token = _RESERVE.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _RESERVE.reset(self._token)
+        self._cancel()
+        for _, worker in self._processes:
+            worker.kill()
+        self._pool.shutdown()
+        for _, worker in self._processes:
+            worker.close()
+
+
+_RESERVE: ContextVar[ProcessReserve | None] = ContextVar("reserve", default=None)
+
+
+def pad_environment(environment: Mapping[str, str], padding: int) -> dict[str, str]:
+    """Return environment variables with a number of further bytes."""
+    return {**environment, "QUANTKIT_PADDING": "x" * padding}
+
+
+def start_worker(settings: Settings, padding: int = 0) -> WorkerProcess:
+    """Return a process of the enclosing `ProcessReserve`, or a new one.
+
+    Args:
+        settings: settings of the process.
+        padding: number of further bytes in the environment of a new process.
+    """
+    reserve, is_default = _RESERVE.get(), not settings.environment and not settings.cpus
+    worker = reserve.take(settings.runtime) if reserve is not None and is_default else None
+    return worker or WorkerProcess(pad_environment(settings.environment, padding), settings.cpus)

@@ -25,7 +25,7 @@ from quantkit.benchmark.results.report import Benchmark, BenchmarkRow, Failure
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.results.stop import Stop, StopKind
 from quantkit.benchmark.sampling.candidate import Candidate, digest
-from quantkit.benchmark.sampling.process import WorkerError, WorkerProcess
+from quantkit.benchmark.sampling.process import MAX_PADDING, WorkerError, WorkerProcess, start_worker
 from quantkit.benchmark.sampling.sampler import WarmUpRule
 from quantkit.benchmark.statistics.student import LOOKS, MIN_PROCESSES
 from quantkit.progress import OnProgress, Progress, ignore_progress
@@ -43,8 +43,6 @@ MIN_ROUND_SAMPLES, MIN_ROUNDS = 4, 4
 SAMPLE_SECONDS = 1e-3
 # Samples of the throughput are longer, because the threads of a sample start and end at different times.
 STREAM_SECONDS, MIN_STREAM_CALLS = 0.02, 4
-# Maximum number of further bytes in the environment of a process: its size shifts the stack, and with it the latency.
-MAX_PADDING = 4096
 # Time limit in seconds of further processes of a benchmark without a given number of processes or precision.
 FURTHER_BUDGET = 15.0
 # Total time limit in seconds.
@@ -217,9 +215,7 @@ class _CandidateRun:
         Args:
             padding: number of further bytes in its environment.
         """
-        settings = self.candidate.settings
-        environment = {**settings.environment, "QUANTKIT_PADDING": "x" * padding}
-        self.worker = WorkerProcess(environment, settings.cpus)
+        self.worker = start_worker(self.candidate.settings, padding)
         self.processes.append([])
 
     def end(self) -> None:

@@ -1,5 +1,6 @@
 """Worker processes from the child's side: one model in one runtime, JSON lines in and out.
 
+    {"do": "load", "runtime": "tensorflow"}            ->  {}
     {"do": "open", "model": ..., "runtime": ..., ...}  ->  {"runtime": ..., "inputs": ..., "load_seconds": ..., ...}
     {"do": "warm_up", ...}                             ->  {"seconds": [...], "is_settled": ..., "peak_bytes": ..., ...}
     {"do": "run", "samples": 5, "group": 1}            ->  {"lead_in": [...], "seconds": [...], "calls": [...], ...}
@@ -98,11 +99,13 @@ class _Worker:
         self._pairs: list[tuple[float, float]] = []
         self._streams: int | None = None
         self._batch = 1
+        self._import_seconds = 0.0
         self._first_call: tuple[float, ...] = ()
         self._cpus = frozenset(available_cpus())
 
     def respond(self, request: Document) -> Document:
         requests: Mapping[str, Callable[..., Document]] = {
+            "load": self._load,
             "open": self._open,
             "warm_up": self._warm_up,
             "run": self._run,
@@ -117,6 +120,12 @@ class _Worker:
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
+
+    def _load(self, runtime: str) -> Document:
+        start = self._clock()
+        find_runtime(runtime).load()
+        self._import_seconds = self._clock() - start
+        return {}
 
     def _open(
         self,
@@ -136,7 +145,7 @@ class _Worker:
         start = self._clock()
         loaded = read_model(Path(model), inputs, outputs)
         session = open_session(loaded.runnable, runtime, SessionOptions(**options))
-        load_seconds = self._clock() - start
+        load_seconds = self._import_seconds + self._clock() - start
         self._session = session
         self._open_profiled = lambda: open_session(
             loaded.runnable, session.runtime.name, replace(SessionOptions(**options), profile=True)

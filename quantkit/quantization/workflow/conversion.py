@@ -16,6 +16,7 @@ from quantkit.ir.graph import Graph
 from quantkit.ir.tensor import Array
 from quantkit.quantization import Plan, Ranges, annotate, convert
 from quantkit.quantization.precision.decision import ACCURACY, COST, FLOAT, KERNEL, OP, Decision, as_decisions
+from quantkit.quantization.scheme import Scheme
 from quantkit.quantization.targets import Target, find_target
 from quantkit.quantization.targets.capabilities import KernelChecks
 from quantkit.quantization.targets.tensorrt.float16 import narrow_floats
@@ -69,13 +70,12 @@ class Conversion:
     @property
     def runtimes(self) -> tuple[str, ...]:
         """The runtime of the file, else those of its target, fastest first; installed ones only if there are any."""
-        names, runtime = _find_installed(self.target.runtimes), self.plan.scheme.runtime
-        return (runtime,) if runtime in names else names
+        return find_runtimes(self.plan.scheme)
 
     @property
     def trial_runtimes(self) -> tuple[str, ...]:
         """The installed runtimes of the target, those first that open a model without a long compilation."""
-        names = _find_installed(self.target.runtimes)
+        names = _find_installed(self.target)
         return tuple(sorted(names, key=lambda name: not find_runtime(name).keeps_tensors))
 
     @property
@@ -211,6 +211,12 @@ class Conversion:
             seal_receipt(output)
 
 
-def _find_installed(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the runtimes that are installed; all of them without an installed one."""
-    return tuple(name for name in names if find_runtime(name).available().ok) or names
+def find_runtimes(scheme: Scheme) -> tuple[str, ...]:
+    """Return the runtime of a scheme, else those of its target, fastest first; installed ones if there are any."""
+    names = _find_installed(find_target(scheme.target))
+    return (scheme.runtime,) if scheme.runtime in names else names
+
+
+def _find_installed(target: Target) -> tuple[str, ...]:
+    """Return the runtimes of a target that are installed; all of them without an installed one."""
+    return tuple(name for name in target.runtimes if find_runtime(name).available().ok) or target.runtimes

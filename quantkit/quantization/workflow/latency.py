@@ -11,7 +11,7 @@ from quantkit.benchmark.results.measurement import Measurement
 from quantkit.benchmark.results.report import BenchmarkRow
 from quantkit.benchmark.results.speedup import Speedup
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
-from quantkit.benchmark.sampling.rounds import FURTHER_BUDGET, SamplingOptions, measure
+from quantkit.benchmark.sampling.rounds import SamplingOptions, measure
 from quantkit.errors import UnavailableError
 from quantkit.facts import join_names
 from quantkit.ir.graph import Graph
@@ -27,6 +27,9 @@ from quantkit.runtimes import find_runtime
 
 # Time limit of the measurement of both models in seconds.
 TIME_BUDGET = 300.0
+# Time in seconds of the whole call after which no further process starts, and least time limit of the processes after
+# the first three. A limit of time does not depend on the difference, so that the intervals keep their coverage.
+CALL_SECONDS, FURTHER_BUDGET = 20.0, 10.0
 # Duration of the samples in each process, and of the longest warm-up: the spread between processes is larger than that
 # between the calls of one process, so that more processes are worth more than more calls.
 PROCESS_SECONDS, WARMUP_SECONDS = 0.2, 1.0
@@ -41,6 +44,7 @@ def measure_latency(
     folder: Path,
     on_progress: OnProgress,
     samples: Mapping[str, tuple[int, ...]],
+    elapsed: float,
 ) -> Latency:
     """Measure the quantized file in each runtime of its target, and the float model in these and its fastest runtime.
 
@@ -51,6 +55,7 @@ def measure_latency(
         folder: for the float model's file.
         on_progress: receives the progress.
         samples: shape of each input in a sample, for inputs with dynamic sizes.
+        elapsed: seconds since the start of the call.
     """
     if runs == 0:
         return Latency(skipped="--runs is 0", predicted=predict_speedup(conversion, samples))
@@ -72,7 +77,7 @@ def measure_latency(
         runs,
         warmup,
         time_budget=TIME_BUDGET,
-        further_budget=FURTHER_BUDGET,
+        further_budget=max(CALL_SECONDS - elapsed, FURTHER_BUDGET),
         process_seconds=PROCESS_SECONDS,
         warmup_seconds=WARMUP_SECONDS,
         overlap_first_calls=True,

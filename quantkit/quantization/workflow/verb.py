@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from quantkit.arguments import public
+from quantkit.benchmark.sampling.process import ProcessReserve
 from quantkit.distribution import installed_version
 from quantkit.formats import name_written_files
 from quantkit.formats.metadata import seal
@@ -25,7 +27,7 @@ from quantkit.quantization.workflow.accuracy import try_measure_accuracy
 from quantkit.quantization.workflow.accuracy_search import search_fallbacks
 from quantkit.quantization.workflow.calibrated_model import calibrate_model
 from quantkit.quantization.workflow.calibration_run import compute_reference, find_datasets
-from quantkit.quantization.workflow.conversion import Conversion
+from quantkit.quantization.workflow.conversion import Conversion, find_runtimes
 from quantkit.quantization.workflow.decisions import describe_decisions
 from quantkit.quantization.workflow.description import describe_model, make_receipt
 from quantkit.quantization.workflow.doubts import find_doubts
@@ -57,11 +59,13 @@ def quantize(options: Options) -> QuantizationResult:
         UnavailableError: the target or runtime is not available in this installation.
         CheckError: this host computes the quantized model incorrectly.
     """
-    with name_written_files(options.output, options.trace, options.save_plan, options.save_ranges):
-        return _run(options)
+    written = name_written_files(options.output, options.trace, options.save_plan, options.save_ranges)
+    with written, ProcessReserve() as reserve:
+        return _run(options, reserve)
 
 
-def _run(options: Options) -> QuantizationResult:
+def _run(options: Options, reserve: ProcessReserve) -> QuantizationResult:
+    start = monotonic()
     installed_version()  # without it, the file would have no receipt
     if isinstance(options.model, TrainedModel):
         model, conversion = convert_trained_model(options.model, options)
@@ -72,6 +76,9 @@ def _run(options: Options) -> QuantizationResult:
         check_options(options, scheme)
         model = load_float_model(options)
         data, held_out = find_datasets(model, options)
+        if options.runs != 0 and options.max_drop is None and options.finetune is None:
+            # Float and int8 of each runtime: one process for the time of the layers, and one for the latency.
+            reserve.start(4 * find_runtimes(scheme))
         model, conversion, trials = calibrate_model(model, scheme, data, held_out, options)
     graph, reference, planned = conversion.graph, trials.reference, conversion.plan
     if held_out is not None:
@@ -95,8 +102,10 @@ def _run(options: Options) -> QuantizationResult:
         save_plan(options, graph, conversion.plan)
     if reference.unused_labels:
         options.on_message(f"warning: {reference.unused_labels}")
+    if options.runs != 0:
+        reserve.start(2 * conversion.runtimes)
     description = describe_model(model, conversion.graph, conversion.ranges.provenance.preprocessing, options)
-    report, metadata = _write_and_measure(model, conversion, description, reference, trials, fallback, options)
+    report, metadata = _write_and_measure(model, conversion, description, reference, trials, fallback, options, start)
     return QuantizationResult(model, conversion, replace(report, fine_tuning=fine_tuning), metadata)
 
 
@@ -108,6 +117,7 @@ def _write_and_measure(
     trials: Trials,
     fallback: Fallback | None,
     options: Options,
+    start: float,
 ) -> tuple[QuantizationReport, Mapping[str, Any]]:
     """Write the quantized model, check it, and measure accuracy and latency; return the metadata with the receipt."""
     doubts = find_doubts(model, reference, conversion.ranges.provenance)
@@ -133,7 +143,8 @@ def _write_and_measure(
         if report.is_float:
             latency = Latency(skipped="no layer is int8")
         else:
-            latency = measure_latency(conversion, file, options.runs, folder, options.on_progress, samples)
+            elapsed = monotonic() - start
+            latency = measure_latency(conversion, file, options.runs, folder, options.on_progress, samples, elapsed)
         report = replace(report, latency=latency)
         if options.runs and latency.benchmark is not None:
             metadata = _write_receipt(metadata, model, conversion, report, file, options)

@@ -1,10 +1,14 @@
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from measurements import make_latency
 
 import quantkit as qk
+from quantkit.benchmark import Benchmark
 from quantkit.benchmark.sampling.candidate import Candidate, Settings
+from quantkit.benchmark.sampling.rounds import SamplingOptions
 from quantkit.ir.text import from_text
 from quantkit.progress import ignore_progress
 from quantkit.quantization import Plan, Ranges, annotate
@@ -75,15 +79,26 @@ def test_dynamic_inputs_have_the_shape_of_a_sample(sizes: str, shapes: dict[str,
     assert dynamic_shapes(graph, {"x": (1, 8, 8, 3)}) == shapes
 
 
-def test_the_profile_has_the_shape_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_profile_has_the_shape_of_a_sample_and_the_processes_the_rest_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = make_latency({f"float {REFERENCE}": 1.0, f"int8 {REFERENCE}": 3.0}).benchmark
-    profiled: list[Candidate] = []
-    monkeypatch.setattr(latency, "measure", lambda *_, **__: result)
+    profiled, budgets = list[Candidate](), list[float]()
+
+    def measure(candidates: Sequence[Candidate], options: SamplingOptions, *_: Any, **__: Any) -> Benchmark | None:
+        budgets.append(options.further_budget)
+        return result
+
+    monkeypatch.setattr(latency, "measure", measure)
+    monkeypatch.setattr(latency, "CALL_SECONDS", 20.0)
+    monkeypatch.setattr(latency, "FURTHER_BUDGET", 10.0)
     monkeypatch.setattr(latency, "profile_candidates", lambda pair, **_: profiled.extend(pair))
     for name, label in (("float_candidates", "float"), ("_int8_candidates", "int8")):
         candidate = Candidate(label, tmp_path / "model.pb", Settings(runtime=REFERENCE))
         monkeypatch.setattr(latency, name, lambda *_, candidate=candidate: [candidate])
     graph = from_text("inputs: x\noutputs: y\nx = Placeholder[?x?x3](dtype=float)\ny = Relu(x)")
     conversion = Conversion(graph, annotate(graph, Scheme.for_target("tensorflow")), Ranges({}))
-    latency.measure_latency(conversion, tmp_path, None, tmp_path, ignore_progress, {"x": (1, 8, 3)})
-    assert [dict(each.settings.input_shapes) for each in profiled] == [{"x": (1, 8, 3)}] * 2
+    for elapsed in (4.0, 60.0):
+        latency.measure_latency(conversion, tmp_path, None, tmp_path, ignore_progress, {"x": (1, 8, 3)}, elapsed)
+    assert [dict(each.settings.input_shapes) for each in profiled] == [{"x": (1, 8, 3)}] * 4
+    assert budgets == [16.0, 10.0]

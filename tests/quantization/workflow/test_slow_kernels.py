@@ -10,6 +10,7 @@ import pytest
 import quantkit as qk
 from quantkit.benchmark.profiling import AlternatingProfiles, ModelProfile, ProfileRow
 from quantkit.benchmark.sampling.candidate import Candidate
+from quantkit.benchmark.sampling.process import ProcessReserve
 from quantkit.errors import UnavailableError
 from quantkit.quantization.precision import policy
 from quantkit.quantization.precision.decision import COST, ERROR, as_decisions
@@ -167,6 +168,23 @@ def test_a_layer_that_a_trial_keeps_in_float_stays_float_without_the_cut() -> No
         noisy = as_decisions({name: "noisy"}, ERROR)
         assert cut.decide(noisy).without_cut().plan == conversion.decide(noisy).plan, name
     assert conversion.without_cut() is conversion
+
+
+def test_processes_start_before_the_files_that_they_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[str] = []
+
+    def start(reserve: ProcessReserve, runtimes: Sequence[str]) -> None:
+        assert set(runtimes) == {"onnxruntime"}
+        stages.append(f"{len(runtimes)} processes")
+
+    use(monkeypatch, [], 1.2)
+    monkeypatch.setattr(ProcessReserve, "start", start)
+    for runs, processes in ((None, ["4 processes", "2 processes"]), (0, [])):
+        stages.clear()
+        quantize(runs=runs, on_progress=lambda progress: stages.append(progress.stage))
+        assert [stage for stage in stages if stage.endswith("processes")] == processes
+        assert not processes or stages.index(processes[0]) < stages.index("calibrating")
+        assert not processes or stages.index(processes[1]) < stages.index("writing the model")
 
 
 def test_a_runtime_without_times_of_ops_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
