@@ -13,7 +13,7 @@ AVERAGE, MAXIMUM, PRODUCT, SILU = "average", "maximum", "product", "silu"
 SHUFFLE, PRODUCT_CHAIN, CAPTURE, REDUCTION = "shuffle", "product chain", "capture", "reduction"
 OUTPUT_LAYOUT, PAIR_SOFTMAX, CHANNEL_SHUFFLE = "output layout", "softmax of two classes", "channel shuffle"
 EXTREME, HIDDEN_SIZE, FLAT_NORM = "quantized extreme", "hidden size", "flat normalization"
-UPSAMPLING = "nearest upsampling"
+UPSAMPLING, SHARED_BIAS = "nearest upsampling", "shared bias"
 CONCAT = "Concat of one tensor"
 
 
@@ -146,6 +146,14 @@ WORKAROUNDS = (
         "2026.4",
         "an InstanceNormalization of images computes blocks of 16 channels, also if only one has values",
         "test_few_channels_are_normalized_as_rows",
+    ),
+    Workaround(
+        SHARED_BIAS,
+        "copy of the constant",
+        "openvino",
+        "2026.4",
+        "a convolution is not fused with a bias that other convolutions share, nor with the activation after it",
+        "test_shared_biases_are_fused",
     ),
     Workaround(
         OUTPUT_LAYOUT,

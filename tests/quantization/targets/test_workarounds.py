@@ -26,6 +26,7 @@ from quantkit.quantization.targets.workarounds import (
     PRODUCT,
     PRODUCT_CHAIN,
     REDUCTION,
+    SHARED_BIAS,
     SHUFFLE,
     SILU,
     UPSAMPLING,
@@ -195,6 +196,27 @@ def test_outputs_are_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
         reorders.append(result.input_value(0).get_node().get_rt_info()["layerType"].astype(str))
     assert reorders[0] != reorders[1] == "Reorder"
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("runtime", [None, "openvino"])
+def test_shared_biases_are_fused(runtime: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    openvino = pytest.importorskip("openvino", reason="pip install openvino")
+    network = Network(*IMAGE)
+    bias, outputs = network.constant(network.weights(16)), list[str]()
+    for _ in range(2):
+        layer = network.add("Conv", "x", network.weights(16, 8, 3, 3), bias, pads=[1] * 4)
+        outputs.append(network.add("HardSwish", layer))
+    y = network.add("Add", *outputs)
+    results, fused = [], []
+    for graph in quantize_both(network, y, SHARED_BIAS, monkeypatch, runtime=runtime, keep_float=("Conv",)):
+        core = openvino.Core()
+        compiled = core.compile_model(core.read_model(onnx_format.encode(graph)), "CPU")
+        results.append(compiled(samples(network)[0])[0])
+        infos = [op.get_rt_info() for op in compiled.get_runtime_model().get_ops()]
+        layers = [each for each in infos if each["layerType"].astype(str) == "Convolution"]
+        fused.append(sum("hardswish" in each["originalLayersNames"].astype(str) for each in layers))
+    assert fused == [2, 0]
+    np.testing.assert_allclose(results[0], results[1], atol=0.05)
 
 
 @pytest.mark.parametrize("mode", ["asymmetric", "half_pixel", "align_corners"])
@@ -367,6 +389,7 @@ def test_all_rows_are_used() -> None:
         HIDDEN_SIZE,
         FLAT_NORM,
         UPSAMPLING,
+        SHARED_BIAS,
     }
     assert ROWS.keys() == names
     assert native.is_needed is is_needed

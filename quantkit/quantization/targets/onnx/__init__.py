@@ -30,6 +30,7 @@ from quantkit.quantization.targets.onnx.merged_branches import merge_branches
 from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
 from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
 from quantkit.quantization.targets.onnx.product_chains import separate_products
+from quantkit.quantization.targets.onnx.shared_biases import copy_biases
 from quantkit.quantization.targets.onnx.upsampling import gather_rows
 from quantkit.quantization.targets.workarounds import (
     CHANNEL_SHUFFLE,
@@ -39,6 +40,7 @@ from quantkit.quantization.targets.workarounds import (
     OUTPUT_LAYOUT,
     PAIR_SOFTMAX,
     PRODUCT_CHAIN,
+    SHARED_BIAS,
     UPSAMPLING,
     is_needed,
 )
@@ -53,9 +55,10 @@ REWRITES = {
     HIDDEN_SIZE: hide_sizes,
     FLAT_NORM: flatten_norms,
     UPSAMPLING: gather_rows,
+    SHARED_BIAS: copy_biases,
 }
 # Rewrites also of files for all runtimes, which otherwise keep the ops that another runtime computes faster.
-PORTABLE = (CHANNEL_SHUFFLE, PRODUCT_CHAIN, EXTREME, HIDDEN_SIZE, FLAT_NORM)
+PORTABLE = (CHANNEL_SHUFFLE, PRODUCT_CHAIN, EXTREME, HIDDEN_SIZE, FLAT_NORM, SHARED_BIAS)
 # Number of input channels from which files for all runtimes split a transposed convolution. ONNX Runtime has no int8
 # kernel of one: with 24 channels the whole one is as fast there as its parts, with 32 and 64 slower. OpenVINO has one,
 # and computes kernels larger than the stride up to twice as fast whole: these stay in files for all runtimes.
