@@ -253,6 +253,16 @@ def test_few_channels_are_normalized_as_rows(runtime: str | None, monkeypatch: p
     np.testing.assert_allclose(results[0], results[1], atol=0.05)
 
 
+def test_images_of_dynamic_size_are_normalized_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(1, 2, "height", "width")
+    norm = network.add("InstanceNormalization", "x", network.weights(2), network.weights(2))
+    y = network.add("Conv", norm, network.weights(8, 2, 1, 1), network.weights(8))
+    feeds = {"x": network.random.normal(0, 1, (1, 2, 5, 7)).astype(np.float32)}
+    graphs = quantize_both(network, y, FLAT_NORM, monkeypatch)
+    rows, images = (run(onnx_format.encode(graph), feeds)[0] for graph in graphs)
+    np.testing.assert_allclose(rows, images, atol=0.05)
+
+
 def test_softmax_of_two_classes_is_a_sigmoid(monkeypatch: pytest.MonkeyPatch) -> None:
     openvino = pytest.importorskip("openvino", reason="pip install openvino")
     network = Network(1, 8, 16, 32)
