@@ -37,3 +37,18 @@ def divide_kernel(weights: Array, stride: int) -> Array:
     whole[:height, :width] = weights
     parts = whole.reshape(rows, stride, columns, stride, channels, depth)[::-1, :, ::-1]
     return np.ascontiguousarray(parts.transpose(0, 2, 5, 1, 3, 4).reshape(rows, columns, depth, -1))
+
+
+def join_kernel(weights: Array, stride: int) -> Array:
+    """Return the weights that `divide_kernel` divides, with zeros up to the next multiple of the stride.
+
+    Args:
+        weights: (taps, taps, depth, stride * stride * channels)
+        stride: stride of both axes.
+
+    Returns:
+        (taps * stride, taps * stride, channels, depth)
+    """
+    rows, columns, depth, _ = weights.shape
+    parts = weights.reshape(rows, columns, depth, stride, stride, -1).transpose(0, 3, 1, 4, 5, 2)[::-1, :, ::-1]
+    return np.ascontiguousarray(parts.reshape(rows * stride, columns * stride, -1, depth))

@@ -25,7 +25,7 @@ from quantkit.quantization.targets.onnx.first_layers import find_slow_layers
 from quantkit.quantization.targets.onnx.flat_norms import flatten_norms
 from quantkit.quantization.targets.onnx.fused_gates import DOMAIN, fuse_gates
 from quantkit.quantization.targets.onnx.hidden_sizes import hide_sizes
-from quantkit.quantization.targets.onnx.lowering import lower_layers
+from quantkit.quantization.targets.onnx.lowering import lower_layers, restore_layers
 from quantkit.quantization.targets.onnx.merged_branches import merge_branches
 from quantkit.quantization.targets.onnx.output_layout import transpose_outputs
 from quantkit.quantization.targets.onnx.pair_softmax import replace_pair_softmax
@@ -107,7 +107,7 @@ class OnnxTarget(Target, RuntimeRules):
 
     def convert(self, graph: Graph, plan: Plan, ranges: Ranges) -> Graph:
         quantized, runtime = concatenate_integers(native.convert(graph, plan, ranges)), plan.scheme.runtime
-        quantized = merge_branches(quantized)
+        quantized = merge_branches(restore_layers(quantized))
         for name, rewrite in REWRITES.items():
             if is_needed(name, runtime) and (runtime is not None or name in PORTABLE):
                 quantized = rewrite(quantized)
