@@ -19,8 +19,9 @@ one is used.
 
 The limits of means are Student's. The limit of the k-th candidate on the same samples is exceeded with probability
 ALPHA / (k (k + 1)), and in addition with the probabilities of the candidates directly before it whose limits are within
-the bound (fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003). With the stated confidence, all int8 and
-bfloat16 candidates whose limits are within the bound are within it, for any number of them.
+the bound (fallback procedure of Wiens, Pharmaceutical Statistics 2, 2003). Each limit alone holds with more than the
+stated confidence. Together, with the stated confidence, all int8 and bfloat16 candidates whose limits are within the
+bound are within it, for any number of them; limits beyond the bound are not limited together.
 """
 
 from collections.abc import Callable, Iterable
@@ -76,13 +77,13 @@ class Drop:
         return asdict(self)
 
 
-def next_alpha(earlier: Iterable[bool]) -> float:
-    """Return the probability that the limit of the next candidate on the same samples is exceeded.
+def compute_alpha(earlier: Iterable[bool]) -> float:
+    """Return the accepted probability that the limit of the next candidate on the same samples is exceeded.
 
     Args:
         earlier: for each candidate before it, in order: True if its limit is within the bound.
 
-    >>> [round(ALPHA / next_alpha(earlier), 2) for earlier in ([], [False], [True], [False, True])]
+    >>> [round(ALPHA / compute_alpha(earlier), 2) for earlier in ([], [False], [True], [False, True])]
     [2.0, 6.0, 1.5, 4.0]
     """
     alpha = ALPHA / 2

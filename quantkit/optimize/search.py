@@ -34,7 +34,7 @@ from quantkit.errors import QuantkitError
 from quantkit.formats.kinds import kind_of
 from quantkit.model import Model, load
 from quantkit.optimize.deployment import SERVERS
-from quantkit.optimize.drop import Drop, measure_drop, next_alpha
+from quantkit.optimize.drop import Drop, compute_alpha, measure_drop
 from quantkit.optimize.forms import FIXED, Int8Form, Sizes, fix_sizes, int8_form, int8_forms
 from quantkit.optimize.state import Form, SearchState
 from quantkit.progress import OnProgress, Progress
@@ -498,18 +498,18 @@ class FileSearch:
     def _check_drops(self) -> None:
         """Measure the drop of the candidates that are faster than the best one within the bound, the fastest first.
 
-        Fixed sizes change no arithmetic: if a file exceeds the bound, it does so with fixed sizes, too.
+        Fixed sizes change no arithmetic: a file that exceeds the bound does so with fixed sizes, too, without a run.
         """
         for choice in self._by_speed():
             if self.is_within(choice):
                 return
-            if self._has_excluded_form(choice) or (choice.is_float32 and not self._may_keep_float):
+            if choice.is_float32 and not self._may_keep_float:
                 continue
             # Files in float32 are chosen for their speed alone: all are equally accurate.
             earlier = [] if choice.is_float32 else self._drops_within
             if choice.drop is None and len(earlier) < MOST_DROPS:
                 self._report(f"measuring the drop: {choice.name}")
-                drop = self._measure_drop(choice.candidate, next_alpha(earlier))
+                drop = self._find_exceeding_drop(choice) or self._measure_drop(choice.candidate, compute_alpha(earlier))
                 if drop is None:
                     if choice.candidate != self.baseline:
                         self.choices.pop(choice.name)
@@ -524,12 +524,12 @@ class FileSearch:
     def _may_keep_float(self) -> bool:
         return "float32" in self.goal.precisions
 
-    def _has_excluded_form(self, choice: Choice) -> bool:
-        """Return True if the same file with other sizes exceeds the bound in the same runtime and arithmetic."""
+    def _find_exceeding_drop(self, choice: Choice) -> Drop | None:
+        """Return the drop of the file with other sizes in the same runtime and arithmetic if it exceeds the bound."""
         is_fixed = choice.form.name.endswith(FIXED)
         name = choice.form.name.removesuffix(FIXED) if is_fixed else f"{choice.form.name}{FIXED}"
         other = self.state.drops.get(choice.name.replace(choice.form.name, name, 1))
-        return choice.drop is None and other is not None and other.high > self.goal.max_drop
+        return other if other is not None and other.high > self.goal.max_drop else None
 
     @property
     def _drops_within(self) -> list[bool]:

@@ -11,10 +11,10 @@ from quantkit.evaluation.tasks import TASKS
 from quantkit.ir.tensor import Array
 from quantkit.optimize.drop import (
     ALPHA,
+    compute_alpha,
     margin_limit,
     mean_limit,
     measure_drop,
-    next_alpha,
     proportion_limit,
     samples_for,
 )
@@ -129,7 +129,8 @@ def test_the_limit_of_a_task_is_that_of_the_mean() -> None:
 def test_candidates_beyond_the_bound_widen_the_limits_of_later_ones_and_those_within_do_not() -> None:
     scores = _sure(100)
     other = scores + RANDOM.normal(0, 0.1, scores.shape)
-    first, later, after = (measure(Reference(scores), other, next_alpha(e)).high for e in ([], [False], [True]))
+    earlier: Sequence[list[bool]] = ([], [False], [True])
+    first, later, after = (measure(Reference(scores), other, compute_alpha(each)).high for each in earlier)
     assert after < first < later
 
 
@@ -141,7 +142,7 @@ def test_a_candidate_beyond_the_bound_is_used_with_a_small_probability(goods: Se
         for position in range(7):
             is_good = position in goods
             # The limit of a candidate at the bound is below it with the probability that the limit is exceeded.
-            earlier.append(is_good or RANDOM.random() < next_alpha(earlier))
+            earlier.append(is_good or RANDOM.random() < compute_alpha(earlier))
             if earlier[-1] and not is_good:
                 used += 1
                 break

@@ -21,7 +21,7 @@ from quantkit.benchmark.sampling.rounds import SamplingOptions
 from quantkit.benchmark.statistics.student import MIN_PROCESSES
 from quantkit.errors import InputError, QuantkitError, UnavailableError, UsageError
 from quantkit.optimize import OptimizationInterrupted, search
-from quantkit.optimize.drop import next_alpha
+from quantkit.optimize.drop import compute_alpha
 from quantkit.quantization.precision.decision import COST, Decision
 from quantkit.quantization.workflow import float_reference
 from quantkit.quantization.workflow.conversion import Conversion
@@ -98,7 +98,7 @@ def test_a_candidate_within_the_bound_leaves_its_probability_of_an_error_to_the_
     monkeypatch.setattr(search, "_has_arithmetic", lambda _: True)
     qk.optimize("digits", data, runtimes=["openvino"])
     assert checked[0] == "float32, bfloat16 in OpenVINO"
-    assert alphas[:2] == [next_alpha([]), next_alpha([True])]
+    assert alphas[:2] == [compute_alpha([]), compute_alpha([True])]
 
 
 def test_the_reason_against_a_faster_median_is_its_interval(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,15 @@
 """Search for float fallbacks on synthetic networks with known sensitivities."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quantkit.errors import InputError
-from quantkit.quantization.fallback import ERROR, TOP1, LayerRanking, Loss, Measure, search
+from quantkit.quantization.fallback import ERROR, LayerRanking, Loss, Measure, search
 from quantkit.quantization.precision.decision import ErrorPrediction
 
 
@@ -21,14 +22,21 @@ class Network:
         self.now = 0.0
         self.choices: list[frozenset[str]] = []
 
+    def error(self, floats: frozenset[str]) -> float:
+        return sum(cost for name, cost in self.costs.items() if name not in floats)
+
     def measure(self, floats: frozenset[str]) -> Loss:
         self.now += self.seconds
         self.choices.append(floats)
-        drop = sum(cost for name, cost in self.costs.items() if name not in floats)
-        return Loss(drop, drop / 2, ERROR)
+        return Loss(self.error(floats), self.error(floats) / 2, ERROR)
 
     def clock(self) -> float:
         return self.now
+
+
+def rank(layers: Sequence[str], predict: Callable[[frozenset[str]], float]) -> LayerRanking:
+    """Return a ranking of layers that all save the same time."""
+    return LayerRanking(layers, predict, ErrorPrediction({}, 0.5, 1.0, True, 8), dict.fromkeys(layers, 1.0))
 
 
 def run(network: Network, *, max_drop: float = 0.01, seconds: float = 1e6, **options: object) -> object:
@@ -74,9 +82,7 @@ def test_a_layer_that_is_not_needed_is_quantized_again() -> None:
 def test_the_search_starts_at_the_predicted_number_of_layers(needed: int, predicted: int) -> None:
     names = [f"layer{number:02}" for number in range(40)]
     network = Network({name: 0.1 if number < needed else 0.0 for number, name in enumerate(names)})
-    ranking = LayerRanking(
-        names, lambda choice: 1.0 if len(choice) < predicted else 0.001, ErrorPrediction({}, 0.5, 1.0, True, 8)
-    )
+    ranking = rank(names, lambda choice: 1.0 if len(choice) < predicted else 0.001)
     result = run(network, max_drop=0.05, rank=lambda: ranking)
     assert result.keep_float == set(names[:needed])
     assert result.prediction is ranking.prediction
@@ -87,43 +93,50 @@ def test_the_search_starts_at_the_predicted_number_of_layers(needed: int, predic
 
 
 def test_a_drop_without_a_small_predicted_error_is_searched_by_bisection() -> None:
-    ranking = LayerRanking("abcdefg", lambda choice: 1.0, ErrorPrediction({}, 0.5, 1.0, True, 8))
+    ranking = rank("abcdefg", lambda choice: 1.0)
     network = Network({name: 0.1 if name in "ab" else 0.0 for name in "abcdefg"})
     assert run(network, max_drop=0.05, rank=lambda: ranking).keep_float == {"a", "b"}
     assert network.choices[1] == frozenset("abcd")
 
 
-@pytest.mark.parametrize("kind", [ERROR, TOP1])
-def test_layers_that_are_predicted_to_be_needed_are_not_measured_again_one_by_one(kind: str) -> None:
-    names = [f"layer{number}" for number in range(16)]
-    measured = []
-
-    def error(floats: frozenset[str]) -> float:
-        return 0.01 + sum(0.1 for name in names[:8] if name not in floats)
-
-    def measure(floats: frozenset[str]) -> Loss:
-        measured.append(floats)
-        return Loss(error(floats), 0.0, kind)
-
-    ranking = LayerRanking(names, error, ErrorPrediction({}, 0.5, 1.0, True, 8))
-    result = search(names, measure, max_drop=0.05, seconds=1e6, rank=lambda: ranking)
-    assert result.keep_float == set(names[:8])
+def test_layers_that_are_predicted_to_be_needed_are_not_measured_again_one_by_one() -> None:
+    network = Network({f"layer{number}": 0.1 if number < 8 else 0.0 for number in range(16)})
+    result = run(network, max_drop=0.05, rank=lambda: rank(list(network.costs), network.error))
+    assert result.keep_float == {f"layer{number}" for number in range(8)}
     # All layers in int8, the predicted number of float layers, one less.
-    assert len(measured) == 3
+    assert len(network.choices) == 3
 
 
 def test_layers_of_a_ranking_that_are_not_needed_are_quantized_again() -> None:
     """The ranking also considers the time: a layer that saves little time comes first, with a small error, too."""
-    errors = {"slow": 0.01, "bad": 0.5, "worse": 0.6, "other": 0.02}
-
-    def error(floats: frozenset[str]) -> float:
-        return sum(value for name, value in errors.items() if name not in floats)
-
-    network = Network(errors)
-    ranking = LayerRanking(list(errors), error, ErrorPrediction({}, 0.5, 1.0, True, 8))
-    result = run(network, max_drop=0.04, rank=lambda: ranking)
+    network = Network({"slow": 0.01, "bad": 0.5, "worse": 0.6, "other": 0.02})
+    result = run(network, max_drop=0.04, rank=lambda: rank(list(network.costs), network.error))
     assert result.keep_float == {"bad", "worse"}
     assert len(network.choices) == 5
+
+
+def test_layers_with_equal_errors_are_ranked_again_by_the_time_that_they_save() -> None:
+    network = Network({"fast": 0.1, "slow": 0.1, "other": 0.1})
+    ranking = rank(list(network.costs), network.error)._replace(saved={"fast": 3.0, "slow": 1.0, "other": 2.0})
+    assert ranking.rank_again(list(network.costs)).layers == ["slow", "other", "fast"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 1966])  # in the last one, the second search measures no choice
+def test_a_search_resumes_with_another_limit_and_little_time(seed: int, tmp_path: Path) -> None:
+    random = Random(seed)
+    network = Network({f"layer{index}": random.random() ** 3 for index in range(random.randint(3, 9))})
+    names, total = list(network.costs), network.error(frozenset())
+    ranking = rank(random.sample(names, len(names)), network.error)
+
+    def measure(floats: frozenset[str]) -> Loss:
+        network.now += 1
+        return Loss(network.error(floats) * Random(str(sorted(floats))).uniform(0.7, 1.4), 0.0, ERROR)
+
+    for _ in range(2):
+        network.now, seconds, limit = 0.0, random.randint(0, 4), random.random() * total
+        options = {"rank": lambda: ranking, "state": tmp_path / "state.json", "clock": network.clock}
+        result = search(names, measure, max_drop=limit, seconds=seconds, **options)
+        assert result.loss == measure(result.keep_float)
 
 
 def test_a_drop_that_float_does_not_remove_is_reported() -> None:

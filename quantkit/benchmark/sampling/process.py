@@ -136,7 +136,7 @@ class ProcessReserve:
     """Processes that import runtimes before their models are known; a context manager that ends the unused ones.
 
     Inside of the block, `start_worker` takes them. They start one after the other, so that the caller keeps a core, and
-    none starts after the first is taken: no import runs while a model is measured.
+    none starts between the first that is taken and the next `start`: no import runs while a model is measured.
     """
 
     def __init__(self) -> None:

@@ -48,8 +48,12 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
                 options.on_message(
                     f"the errors of the layers do not add up: predictions deviate by {prediction.interval_db:.1f} dB"
                 )
+            times = search.costs.kernels
             return LayerRanking(
-                search.ranking(), lambda choice: sqrt(search.errors.noise(search.switches(choice))), prediction
+                search.ranking(),
+                lambda choice: sqrt(search.errors.noise(search.switches(choice))),
+                prediction,
+                {layer: times[layer].float - times[layer].int8 for layer in search.layers},
             )
     except QuantkitError as error:
         options.on_message(f"each layer is measured by itself: {error.message}")
