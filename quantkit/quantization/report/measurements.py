@@ -123,11 +123,12 @@ class Latency:
     def verdict(self) -> str:
         """Model to use on this machine, with the latencies.
 
-        Without a measurement, it is the float model if the table of costs predicts no speed-up, else empty.
+        Without a measurement, it states a doubt if the table of costs predicts no speed-up, else it is empty. The
+        table has no times of float ops, some of which get faster or slower next to int8 layers.
         """
         if self.predicted is not None and self.predicted < policy.MIN_PREDICTED_SPEEDUP:
-            times = f"the table of costs predicts {self.predicted:.2f}x as fast in int8"
-            return f"{KEEP_FLOAT}, unless size matters more than time: {times}"
+            times = f"no speed-up is predicted ({self.predicted:.2f}x by the table of costs)"
+            return f"{times}: {KEEP_FLOAT}, or measure both"
         before, after, speedup = self.fastest(FLOAT), self.fastest(INT8), self.overall
         if before is None or after is None or speedup is None:
             return ""
@@ -155,6 +156,7 @@ class Latency:
             "milliseconds": None if first is None else list(first.milliseconds),
             "speed_ups": {each.runtime.name: each.speedup.to_json() for each in self.runtimes},
             "overall_speed_up": None if self.overall is None else self.overall.to_json(),
+            "predicted_speed_up": self.predicted,
             "latencies": [
                 {
                     "model": row.label,

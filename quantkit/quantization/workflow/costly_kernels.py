@@ -11,7 +11,13 @@ from math import inf
 from quantkit.ops.roles import find_roles
 from quantkit.quantization.bodies import count_macs_of_run
 from quantkit.quantization.precision import policy
-from quantkit.quantization.precision.cost import KernelTime, is_estimated, predict_costs, predict_kernel_time
+from quantkit.quantization.precision.cost import (
+    KernelTime,
+    is_estimated,
+    predict_costs,
+    predict_kernel_time,
+    runtimes_of,
+)
 from quantkit.quantization.precision.search import TimeCut
 from quantkit.quantization.report.census import infer_sample_shapes
 from quantkit.quantization.workflow.conversion import Conversion
@@ -30,7 +36,7 @@ def exclude_costly_kernels(trials: Trials) -> None:
     if not plan.patterns or is_estimated(conversion.target.runtimes):
         return
     shapes = infer_sample_shapes(graph, trials.samples.sample_shapes)
-    costs = predict_costs(graph, plan, shapes, conversion.runtimes)
+    costs = predict_costs(graph, plan, shapes, conversion.target.runtimes)
     layers = [pattern.layer for pattern in plan.patterns]
     unknown = [layer for layer in layers if count_macs_of_run(graph, graph[layer], shapes) is None]
     int8 = dict.fromkeys(unknown, KernelTime(0.0, inf))
@@ -57,7 +63,7 @@ def predict_speedup(conversion: Conversion, samples: Mapping[str, tuple[int, ...
     graph, plan = conversion.graph, conversion.plan
     if not plan.patterns or is_estimated(conversion.target.runtimes):
         return None
-    shapes, runtimes = infer_sample_shapes(graph, samples), conversion.runtimes
+    shapes, runtimes = infer_sample_shapes(graph, samples), runtimes_of(plan, conversion.target.runtimes)
     cut = TimeCut(graph, plan, predict_costs(graph, plan, shapes, runtimes))
     layer_ops = find_roles(graph).layer_ops
     layers = [node for node in graph.nodes.values() if node.op in layer_ops]

@@ -207,7 +207,7 @@ def find_search(
     count = len(probe.switched)
     errors = probe.measure(lambda done: on_progress(Progress("measuring the errors of the layers", done, count)))
     shapes = infer_sample_shapes(conversion.graph, {name: array.shape for name, array in feeds.items()})
-    costs = predict_costs(conversion.graph, conversion.plan, shapes, conversion.runtimes)
+    costs = predict_costs(conversion.graph, conversion.plan, shapes, conversion.target.runtimes)
     search = FloatSearch(conversion.graph, conversion.plan, errors, costs)
     choices = dict.fromkeys((frozenset[str](), *draw_choices(search.layers, policy.NUM_CHECKS - 1)))
     measured = [(row, probe.noise(row.astype(bool))) for row in map(search.switches, choices)]

@@ -15,6 +15,7 @@ from quantkit.quantization import Scheme, annotate
 from quantkit.quantization.precision.cost import predict_costs
 from quantkit.quantization.precision.decision import COST
 from quantkit.quantization.precision.search import TimeCut
+from quantkit.quantization.workflow import conversion
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
 pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
@@ -112,24 +113,29 @@ def test_report_begins_with_the_float_model_without_a_predicted_speedup(
     result = quantize(network(**options), [])
     assert int8_layers(result) == int8
     first_line = str(result.report).splitlines()[0]
-    assert re.match(r"keep the float model, .*: the table of costs predicts (0\.\d\d|1\.0[01])x as fast", first_line)
+    doubt = (
+        r"no speed-up is predicted \((0\.\d\d|1\.0[01])x by the table of costs\): keep the float model, or measure both"
+    )
+    assert re.match(doubt, first_line)
+    assert first_line.split("(")[1].startswith(f"{result.report.to_json()['predicted_speed_up']:.2f}x")
 
 
 def test_report_does_not_name_the_float_model_with_a_predicted_speedup() -> None:
     assert "keep the float model" not in str(quantize(network(large_rows=64), []).report)
 
 
-@pytest.mark.parametrize(("channels", "precision"), [(300, "float"), (304, "int8")])
-def test_depthwise_layers_with_odd_channel_counts_stay_float_in_onnxruntime(channels: int, precision: str) -> None:
-    """Its int8 kernel computes 16 channels together, and those of an incomplete block one by one."""
+def depthwise_network(channels: int, kernel: tuple[int, int]) -> Graph:
+    """Return a depthwise convolution between two pointwise ones, of images of 16x16."""
     random = np.random.default_rng(3)
-    shapes = {"first": (channels, channels, 1, 1), "depthwise": (channels, 1, 5, 5), "last": (channels, channels, 1, 1)}
+    square = (channels, channels, 1, 1)
+    shapes = {"first": square, "depthwise": (channels, 1, *kernel), "last": square}
     weights = [
         numpy_helper.from_array(random.normal(0, 0.1, shape).astype(np.float32), name) for name, shape in shapes.items()
     ]
+    pads = [size // 2 for size in kernel * 2]
     nodes = [
         helper.make_node("Conv", ["x", "first"], ["a"]),
-        helper.make_node("Conv", ["a", "depthwise"], ["b"], group=channels, pads=[2, 2, 2, 2]),
+        helper.make_node("Conv", ["a", "depthwise"], ["b"], group=channels, pads=pads),
         helper.make_node("Conv", ["b", "last"], ["y"]),
     ]
     infos = [helper.make_tensor_value_info(name, 1, (1, channels, 16, 16)) for name in ("x", "y")]
@@ -138,10 +144,40 @@ def test_depthwise_layers_with_odd_channel_counts_stay_float_in_onnxruntime(chan
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=8,
     )
-    graph = onnx_format.decode(model.SerializeToString())
+    return onnx_format.decode(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "precision"),
+    [
+        (304, (5, 5), "int8"),
+        (296, (5, 5), "float"),
+        (296, (3, 5), "int8"),
+        (300, (3, 5), "float"),
+        (302, (5, 5), "int8"),
+    ],
+    ids=["multiple of 16", "multiple of 8", "multiple of 8, small kernel", "multiple of 4", "slow float kernel"],
+)
+def test_depthwise_layers_of_incomplete_blocks_of_channels_stay_float_in_onnxruntime(
+    channels: int, kernel: tuple[int, int], precision: str
+) -> None:
+    """Its int8 kernel computes 16 channels together, its float kernel 4: those of an incomplete block take longer."""
+    graph = depthwise_network(channels, kernel)
     plan = annotate(graph, Scheme.for_target("onnx"))
     choice = TimeCut(graph, plan, predict_costs(graph, plan, infer_shapes(graph), ["onnxruntime"])).choose()
     assert ("b" in choice) is (precision == "float")
+
+
+def test_installed_runtimes_do_not_change_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The depthwise layer would be float in a file for ONNX Runtime alone."""
+    graph = depthwise_network(300, (5, 5))
+    monkeypatch.setattr(conversion, "_find_installed", lambda target: ("onnxruntime",))
+    result = quantize(graph, [])
+    assert int8_layers(result) == {"a", "b", "y"}
+    shapes = infer_shapes(graph)
+    both = TimeCut(graph, result.plan, predict_costs(graph, result.plan, shapes, ("openvino", "onnxruntime")))
+    speedup = both.seconds(frozenset(both.costs.kernels)) / both.seconds(frozenset())
+    assert result.report.to_json()["predicted_speed_up"] == pytest.approx(speedup)
 
 
 def test_estimated_times_keep_int8_layers() -> None:
