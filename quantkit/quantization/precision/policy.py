@@ -116,7 +116,7 @@ MIN_SAVED = 0.03
 # predicted savings of 4 to 5 % take 4 to 5 % more time. In other runtimes, no network is between 0.3 and 8 %.
 MIN_PREDICTED_SAVED = 0.08
 # Least speed-up of the layers by the table of costs, else the report of a file that is not measured advises the float
-# model: 0.7 to 1.01 are predicted for files that take 0.98 to 1.4 times as long as float, 1.03 for BERT, GPT-2 and ViT,
+# model: 0.5 to 1.01 are predicted for files that take 0.98 to 1.4 times as long as float, 1.03 for BERT, GPT-2 and ViT,
 # which take 0.67 to 0.94 times as long. An exception is the Whisper encoder with 0.74: its float ops get faster.
 MIN_PREDICTED_SPEEDUP = 1.02
 # Largest fraction of the loss of a form that may remain with its faster form.
