@@ -307,6 +307,11 @@ class Graph(Mapping[str, Node]):
         return frozenset(edge.node for edge in (*self.inputs, *self.outputs))
 
     @cached_property
+    def referenced_names(self) -> frozenset[str]:
+        """Names of the nodes that have more than consumers: endpoints, and values that ONNX subgraphs capture."""
+        return self.endpoint_names.union(*(node.controls for node in self.nodes.values()))
+
+    @cached_property
     def input_names(self) -> frozenset[str]:
         """Names of the nodes of graph inputs."""
         return frozenset(edge.node for edge in self.inputs)

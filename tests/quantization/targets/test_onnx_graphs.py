@@ -15,6 +15,7 @@ from quantkit.ir.graph import Edge
 from quantkit.quantization import Plan, Scheme, annotate, convert, prepare
 from quantkit.quantization.ranges import Ranges
 from quantkit.quantization.report.census import executed_int8_fractions
+from quantkit.quantization.targets import onnx as target
 from quantkit.runtimes import find_runtime
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx")
@@ -447,7 +448,28 @@ def test_branches_with_few_channels_are_one_convolution(sizes: tuple[int, ...], 
     check(network, *outputs, int8=int8, folder=tmp_path)
 
 
-def test_merged_branches_keep_their_integers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("activation", ["", "Relu"])
+def test_merged_branches_keep_their_integers(activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No range changes without depthwise layers. A Relu with the zero point of the least integer has no effect."""
+    network, results = Network(*IMAGE), []
+    x = network.add("Relu", network.conv("x"))
+    branches = [network.add("Conv", x, 2**i * network.weights(4, 8, 1, 1), network.weights(4)) for i in range(3)]
+    if activation:
+        branches = [network.add(activation, each) for each in branches]
+    y = network.add("Conv", network.add("Concat", *branches, axis=1), network.weights(8, 12, 1, 1), network.weights(8))
+    outputs = [network.add("Conv", each, network.weights(8, 4, 1, 1), network.weights(8)) for each in branches]
+    model, feeds, path = network.model(y, *outputs), {"x": samples(network, 9)[-1]}, tmp_path / "y.onnx"
+    for count in (1, 3):
+        graph = quantize(load(model), samples(network))[1]
+        results.append(run(onnx_format.encode(graph), feeds, path))
+        ops = Counter(node.op_type for node in onnx.load(path).graph.node)
+        assert (ops["QLinearConv"], ops["Relu"]) == (5 + count, 0)
+        monkeypatch.setattr(target, "merge_branches", lambda graph: graph)
+    for merged, separate in zip(*results, strict=True):
+        np.testing.assert_array_equal(merged, separate)
+
+
+def test_merged_branches_have_float_outputs(tmp_path: Path) -> None:
     """Float outputs in OpenVINO's file, and other outputs next to merged ones."""
     network = Network(*IMAGE)
     x = network.add("Relu", network.conv("x"))
@@ -457,6 +479,38 @@ def test_merged_branches_keep_their_integers(tmp_path: Path) -> None:
     qk.quantize(load(model), samples(network), runtime="openvino", runs=0, output=path)
     ops = Counter(node.op_type for node in onnx.load(path).graph.node)
     assert (ops["Conv"], ops["Split"]) == (3, 1)
+    for expected, actual in zip(run(model.SerializeToString(), feeds), run(path.read_bytes(), feeds), strict=True):
+        assert sqnr(expected, actual) > 28
+
+
+def test_branches_with_a_fused_activation_are_not_merged(tmp_path: Path) -> None:
+    """ONNX Runtime fuses a Clip between a convolution and a quantization, but not after a Split."""
+    network, outputs = Network(*IMAGE), list[str]()
+    x = network.add("Relu", network.conv("x"))
+    for _ in range(3):
+        branch = network.add("Conv", x, network.weights(4, 8, 1, 1), network.weights(4))
+        clip = network.add("Clip", branch, np.float32(0), np.float32(6))
+        outputs.append(network.add("Conv", clip, network.weights(8, 4, 1, 1), network.weights(8)))
+    check(network, *outputs, int8={"QLinearConv": 7, "Clip": 0, "Split": 0}, folder=tmp_path)
+
+
+@pytest.mark.parametrize("op", ["Conv", "InstanceNormalization"])
+def test_layers_whose_values_subgraphs_capture_keep_their_names(op: str, tmp_path: Path) -> None:
+    network = Network(*IMAGE)
+    x = network.add("Relu", network.conv("x"))
+    values = [network.add("Conv", x, network.weights(4, 8, 1, 1), network.weights(4)) for _ in range(3)]
+    if op == "InstanceNormalization":
+        values = [network.add(op, each, network.weights(4), network.weights(4)) for each in values]
+    outputs = [network.add("Conv", each, network.weights(8, 4, 1, 1), network.weights(8)) for each in values]
+    flag = network.add("Greater", network.add("ReduceMax", x, keepdims=0), np.float32(0))
+    info = helper.make_tensor_value_info("z", TensorProto.FLOAT, None)
+    branches = {
+        name: helper.make_graph([helper.make_node(inner, [values[-1]], ["z"])], name, [], [info])
+        for name, inner in (("then_branch", "Neg"), ("else_branch", "Abs"))
+    }
+    outputs.append(network.add("If", flag, **branches))
+    model, feeds, path = network.model(*outputs), {"x": samples(network, 9)[-1]}, tmp_path / "y.onnx"
+    qk.quantize(load(model), samples(network), runs=0, output=path)
     for expected, actual in zip(run(model.SerializeToString(), feeds), run(path.read_bytes(), feeds), strict=True):
         assert sqnr(expected, actual) > 28
 

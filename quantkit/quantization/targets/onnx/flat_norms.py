@@ -4,8 +4,7 @@ import numpy as np
 
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import free_name
-from quantkit.ir.tensor import Tensor
+from quantkit.ir.rewrite import NewNodes, free_name
 from quantkit.ops.shape_inference import UNKNOWN
 from quantkit.quantization.targets.onnx.first_layers import CHANNEL_BLOCK, IMAGE_RANK
 from quantkit.quantization.targets.onnx.stated_shapes import infer_shapes
@@ -29,16 +28,15 @@ def flatten_norms(graph: Graph) -> Graph:
         dims = shapes.get(node.inputs[0], UNKNOWN).dims
         if dims is None or len(dims) != IMAGE_RANK or (dims[1] or CHANNEL_BLOCK) >= CHANNEL_BLOCK:
             continue
-        name, consumers = free_name(graph, f"{node.name}/rows"), graph.consumers(node.name)
-        is_quantized = [each.op for each in consumers] == ["QuantizeLinear"] and node.name not in graph.endpoint_names
+        consumers, rows = graph.consumers(node.name), NewNodes(graph, node.name)
+        is_quantized = [each.op for each in consumers] == ["QuantizeLinear"] and node.name not in graph.referenced_names
         steps = [node, *(consumers if is_quantized else ())]
-        sizes = Tensor.of(np.array([0, 0, -1], np.int64))
-        nodes = [Node(f"{name}/sizes", "Constant", attrs={"value": sizes})]
-        nodes.append(Node(f"{name}/image", "Shape", node.inputs[:1]))
-        nodes.append(Node(name, "Reshape", (node.inputs[0], Edge(f"{name}/sizes"))))
+        sizes = rows.constant("rows/sizes", np.array([0, 0, -1], np.int64))
+        image = rows.add("rows/image", "Shape", node.inputs[0])
+        edge = rows.add("rows", "Reshape", node.inputs[0], sizes)
         for step in steps:
-            nodes.append(step.with_(name=free_name(graph, f"{step.name}/flat")).with_input(0, nodes[-1].name))
+            rows.append(step.with_(name=free_name(graph, f"{step.name}/flat")).with_input(0, edge))
+            edge = Edge(rows[-1].name)
             draft.remove(step.name)
-        last = Node(steps[-1].name, "Reshape", (Edge(nodes[-1].name), Edge(f"{name}/image")))
-        draft.replace(last.name, *nodes, last)
+        draft.replace(steps[-1].name, *rows, Node(steps[-1].name, "Reshape", (edge, image)))
     return draft.graph()

@@ -9,8 +9,8 @@ import numpy as np
 from quantkit.formats import onnx
 from quantkit.ir.draft import Draft
 from quantkit.ir.graph import Edge, Graph, Node
-from quantkit.ir.rewrite import free_name, remove_unused
-from quantkit.ir.tensor import Array, Tensor
+from quantkit.ir.rewrite import NewNodes, remove_unused
+from quantkit.ir.tensor import Array
 from quantkit.quantization.targets.onnx.first_layers import CHANNEL_BLOCK
 from quantkit.quantization.targets.onnx.native import MAX_BIAS
 
@@ -27,6 +27,7 @@ class BranchLayer(NamedTuple):
         bias: integers of the bias.
         bias_scale: scale of the bias of each channel.
         last: QuantizeLinear of the output, or ``node``.
+        is_rectified: whether a Relu before ``last`` has no effect, as the zero point is the least integer.
         step: scale of the output; 1 for a float output.
         zero: zero point of the output; 0 for a float output.
     """
@@ -37,6 +38,7 @@ class BranchLayer(NamedTuple):
     bias: Array
     bias_scale: Array
     last: Node
+    is_rectified: bool
     step: Array
     zero: Array
 
@@ -44,7 +46,7 @@ class BranchLayer(NamedTuple):
     def kind(self) -> tuple[object, ...]:
         """Properties that merged layers have in common."""
         attrs = sorted((name, value) for name, value in self.node.attrs.items() if name != "group")
-        return self.weights.shape[1:], self.weights.dtype, self.last.op, self.zero.dtype, repr(attrs)
+        return self.weights.shape[1:], self.weights.dtype, self.last.op, self.is_rectified, self.zero.dtype, repr(attrs)
 
 
 def merge_branches(graph: Graph) -> Graph:
@@ -53,12 +55,13 @@ def merge_branches(graph: Graph) -> Graph:
         before:  x -> Conv_i -> QuantizeLinear_i -> DequantizeLinear_i -> depthwise Conv_i -> QuantizeLinear_i
         after:   x -> Conv -> QuantizeLinear -> DequantizeLinear -> depthwise Conv -> QuantizeLinear -> Split
 
-    The integers of the last outputs stay. The scale of a merged output is 1: the scales s of the outputs of the
-    branches move to the scales of the weights w and the biases b of their channels, the zero points z to the biases:
+    The scale of a merged output is 1: the scales s of the outputs of the branches move to the scales of the weights w
+    and the biases b of their channels, the zero points z to the biases:
 
         w / s * (s of the layer before)        b / s + z - (z of the first branch)
 
-    Depthwise convolutions pad with the zero point: that of a tensor before them is the same one for all branches.
+    The last outputs keep their scales and zero points. Depthwise convolutions pad with the zero point: that of a tensor
+    before them is the same one for all branches, whose ranges become wider.
     A runtime computes the channels of a convolution in blocks of 16, and has a fixed cost for each layer.
 
     Args:
@@ -84,11 +87,17 @@ def _find_layer(graph: Graph, node: Node) -> BranchLayer | None:
         if len(parameters) != 3 or parameters[2].any() or len(parameters[0]) >= CHANNEL_BLOCK:
             return None
         constants += [parameters[0], np.broadcast_to(parameters[1], len(parameters[0]))]
-    last = _follow(graph, node, QUANTIZE) or node
+    rectified = _follow(graph, node, "Relu", QUANTIZE)
+    last = rectified or _follow(graph, node, QUANTIZE) or node
     output = (np.array(1, np.float32), np.array(0)) if last is node else _read_constants(graph, last, QUANTIZE, 1)
-    if len(output) != 2 or output[0].size > 1 or last.name in graph.endpoint_names:
+    if len(output) != 2 or output[0].size > 1 or last.name in graph.referenced_names:
         return None
-    layer = BranchLayer(node, constants[0], constants[1], constants[2], constants[3], last, output[0], output[1])
+    # Runtimes fuse an activation with the layer before it, which a Split between both prevents.
+    is_fused = last is node and any(each.op in ("Relu", "Clip") for each in graph.consumers(node.name))
+    if is_fused or (rectified is not None and output[1] != np.iinfo(output[1].dtype).min):
+        return None
+    weights, scale, bias, bias_scale = constants
+    layer = BranchLayer(node, weights, scale, bias, bias_scale, last, rectified is not None, output[0], output[1])
     # Any zero point fits into the bias.
     return layer if (255 * layer.step / layer.bias_scale).max() < MAX_BIAS else None
 
@@ -103,7 +112,7 @@ def _follow(graph: Graph, node: Node, *ops: str) -> Node | None:
     """Return the last of these ops after a node, each the only consumer of the one before; None for other ops."""
     for op in ops:
         consumers = graph.consumers(node.name)
-        if len(consumers) != 1 or consumers[0].op != op or node.name in graph.endpoint_names:
+        if len(consumers) != 1 or consumers[0].op != op or node.name in graph.referenced_names:
             return None
         node = consumers[0]
     return node
@@ -115,20 +124,20 @@ def _merge(graph: Graph, draft: Draft, layers: list[BranchLayer]) -> Iterator[No
     scale = _read_constants(graph, graph[source.node], DEQUANTIZE, 1)[0]
     while following := _find_following(graph, layers):
         layers = _unify_zero_points(layers)
-        yield from _join(graph, layers, source, scale, steps)
-        source, steps = Edge(_name(graph, layers, "values")), [each.step for each in layers]
-        scale = np.ones((), np.float32)
-        parameters = tuple(Edge(_name(graph, layers, part)) for part in ("integers", "step", "zero"))
-        yield Node(source.node, DEQUANTIZE, parameters)
+        nodes = _join(graph, layers, source, scale, steps)
+        source = nodes.add("values", DEQUANTIZE, Edge(nodes[-1].name), *nodes[-1].inputs[1:])
+        scale, steps = np.ones((), np.float32), [each.step for each in layers]
+        yield from nodes
         layers = following
-    yield from _join(graph, layers, source, scale, steps)
-    name = _name(graph, layers, "split")
-    output = Edge(_name(graph, layers, "real" if layers[0].last is layers[0].node else "integers"))
-    yield _constant(f"{name}/sizes", np.array([len(layer.weights) for layer in layers]))
-    names = tuple(str(Edge(name, port)).encode() for port in range(len(layers)))
-    yield Node(name, "Split", (output, Edge(f"{name}/sizes")), attrs={"axis": 1, onnx.OUTPUTS: names})
-    for port, layer in enumerate(layers):
-        draft.redirect(layer.last.name, Edge(name, port))
+    nodes = _join(graph, layers, source, scale, steps)
+    output = Edge(nodes[-1].name)
+    sizes = nodes.constant("split/sizes", np.array([len(each.weights) for each in layers]))
+    split = nodes.add("split", "Split", output, sizes, axis=1)
+    parts = [split._replace(port=port) for port in range(len(layers))]
+    nodes[-1] = nodes[-1].with_attrs(**{onnx.OUTPUTS: tuple(str(part).encode() for part in parts)})
+    for layer, part in zip(layers, parts, strict=True):
+        draft.redirect(layer.last.name, part)
+    yield from nodes
 
 
 def _find_following(graph: Graph, layers: Sequence[BranchLayer]) -> list[BranchLayer]:
@@ -142,6 +151,8 @@ def _find_following(graph: Graph, layers: Sequence[BranchLayer]) -> list[BranchL
 
 def _unify_zero_points(layers: Sequence[BranchLayer]) -> list[BranchLayer]:
     """Return the layers with the zero point that widens their ranges least: the layers after them pad with it."""
+    if len({int(each.zero) for each in layers}) == 1:
+        return list(layers)
     low, high = (getattr(np.iinfo(layers[0].zero.dtype), name) for name in ("min", "max"))
     zeros, others = np.array([[int(each.zero)] for each in layers]), np.arange(low + 1, high)
     widths = np.maximum((zeros - low) / (others - low), (high - zeros) / (high - others))
@@ -152,10 +163,8 @@ def _unify_zero_points(layers: Sequence[BranchLayer]) -> list[BranchLayer]:
     ]
 
 
-def _join(
-    graph: Graph, layers: Sequence[BranchLayer], source: Edge, scale: Array, steps: Sequence[Array]
-) -> Iterator[Node]:
-    """Yield the nodes of one convolution for several, with the QuantizeLinear of its output.
+def _join(graph: Graph, layers: Sequence[BranchLayer], source: Edge, scale: Array, steps: Sequence[Array]) -> NewNodes:
+    """Return the nodes of one convolution for several, with the QuantizeLinear of its output.
 
     Args:
         graph: quantized graph.
@@ -165,6 +174,7 @@ def _join(
         steps: scales of the inputs of the convolutions, relative to ``scale``.
     """
     node, last, zero = layers[0].node, layers[0].last, layers[0].zero
+    nodes = NewNodes(graph, f"{node.name}/branches")
     scales = np.concatenate([each.scale * step / each.step for each, step in zip(layers, steps, strict=True)])
     biases = [each.bias * (each.bias_scale / each.step) + (int(each.zero) - int(zero)) for each in layers]
     constants = {
@@ -172,25 +182,12 @@ def _join(
         "bias": (np.rint(np.concatenate(biases) / (scales * scale)).astype(np.int32), scales * scale),
     }
     inputs = [source]
-    for part, values in constants.items():
-        name = _name(graph, layers, part)
-        inputs.append(Edge(name))
-        yield _constant(f"{name}/integers", values[0])
-        yield _constant(f"{name}/scale", values[1].astype(np.float32))
-        yield Node(name, DEQUANTIZE, (Edge(f"{name}/integers"), Edge(f"{name}/scale")), attrs={"axis": 0})
+    for part, (integers, factors) in constants.items():
+        parameters = nodes.constant(f"{part}/integers", integers), nodes.constant(f"{part}/scale", np.float32(factors))
+        inputs.append(nodes.add(part, DEQUANTIZE, *parameters, axis=0))
     group = 1 if source == node.inputs[0] else len(scales)
-    yield node.with_(name=_name(graph, layers, "real"), inputs=tuple(inputs)).with_attrs(group=group)
+    real = nodes.add("real", node.op, *inputs, **{**node.attrs, "group": group})
+    nodes[-1] = nodes[-1].with_(extra=node.extra)
     if last is not node:
-        names = [_name(graph, layers, part) for part in ("real", "step", "zero")]
-        yield _constant(names[1], np.array(1, np.float32))
-        yield _constant(names[2], zero)
-        yield last.with_(name=_name(graph, layers, "integers"), inputs=tuple(map(Edge, names)))
-
-
-def _name(graph: Graph, layers: Sequence[BranchLayer], part: str) -> str:
-    """Return the name of a node of a merged convolution."""
-    return free_name(graph, f"{layers[0].node.name}/branches/{part}")
-
-
-def _constant(name: str, values: Array) -> Node:
-    return Node(name, "Constant", attrs={"value": Tensor.of(values)})
+        nodes.add("integers", QUANTIZE, real, nodes.constant("step", np.float32(1)), nodes.constant("zero", zero))
+    return nodes
