@@ -86,7 +86,7 @@ WORKAROUNDS = (
         UPSAMPLING,
         "Gather of columns and rows",
         "onnxruntime",
-        "1.22",
+        "1.32",
         "a Resize of int8 images with channels last copies single values",
         "test_upsampling_copies_rows",
     ),

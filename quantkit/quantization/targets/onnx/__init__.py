@@ -52,8 +52,8 @@ REWRITES = {
     CHANNEL_SHUFFLE: replace_shuffles,
     PRODUCT_CHAIN: separate_products,
     EXTREME: separate_extremes,
-    HIDDEN_SIZE: hide_sizes,
     FLAT_NORM: flatten_norms,
+    HIDDEN_SIZE: hide_sizes,  # after the row that adds a Shape
     UPSAMPLING: gather_rows,
     SHARED_BIAS: copy_biases,
 }

@@ -1,7 +1,7 @@
 """Biases that several convolutions of an ONNX model share."""
 
 from quantkit.ir.draft import Draft
-from quantkit.ir.graph import Edge, Graph, Node
+from quantkit.ir.graph import Edge, Graph
 from quantkit.ir.rewrite import free_name
 from quantkit.ops.roles.onnx import BIAS_INDEX
 
@@ -24,7 +24,7 @@ def copy_biases(graph: Graph) -> Graph:
             continue
         bias = node.inputs[BIAS_INDEX]
         if bias in biases:
-            copy: Node = graph[bias.node].with_(name=free_name(graph, f"{node.name}/bias"))
+            copy = graph[bias.node].with_(name=free_name(graph, f"{node.name}/bias"))
             draft.replace(node.name, copy, node.with_input(BIAS_INDEX, copy.name))
         biases.add(bias)
     return draft.graph()
