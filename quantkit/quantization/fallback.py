@@ -5,8 +5,8 @@
        layer, with this layer alone in float: its gain is the loss that it removes.
     3. Keep the first layers in float, and find the smallest number of them that suffices: in growing steps from the
        number that the error model predicts, then by bisection.
-    4. Rank these layers again, by the predicted error of each in int8 for the time that it saves, and repeat step 3.
-       Without an error model, quantize them again, the last ones first, by halves, as long as the limit holds.
+    4. Rank these layers again, by the predicted error that each alone adds in int8, and repeat step 3. Without an error
+       model, quantize them again, the last ones first, by halves, as long as the limit holds.
 
 Every measurement is saved in a state file, if one is given, so that an interrupted search resumes.
 """
@@ -17,8 +17,6 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from quantkit.errors import InputError
 from quantkit.formats.documents import check_structure, read_json
@@ -65,13 +63,11 @@ class LayerRanking(NamedTuple):
         layers: layers, those first whose int8 form adds most error for the time that it saves.
         predict: function that returns the predicted error of the outputs with some layers in float.
         prediction: predicted errors of the single layers, and their interval.
-        saved: predicted time that each layer saves in int8, in seconds.
     """
 
     layers: Sequence[str]
     predict: Callable[[frozenset[str]], float]
     prediction: ErrorPrediction
-    saved: Mapping[str, float]
 
     def count_layers(self, drop: float, max_drop: float) -> int | None:
         """Return the predicted number of float layers for a drop; None if no error is as small.
@@ -85,12 +81,12 @@ class LayerRanking(NamedTuple):
         return next((count for count in counts if self.predict(frozenset(self.layers[:count])) <= limit), None)
 
     def rank_again(self, choice: Collection[str]) -> "LayerRanking":
-        """Return the ranking of a choice of float layers by the error that each alone adds in int8 for the time."""
+        """Return the ranking of a choice of float layers by the error that each alone adds in int8.
+
+        The order ignores the time: divided by it, the error ranks layers with many MACs last, although they add much error.
+        """
         floats = frozenset(choice)
-        error = self.predict(floats)
-        tiny = np.finfo(np.float64).tiny
-        prices = {layer: (self.predict(floats - {layer}) - error) / max(self.saved[layer], tiny) for layer in choice}
-        return self._replace(layers=sorted(choice, key=lambda layer: -prices[layer]))
+        return self._replace(layers=sorted(choice, key=lambda layer: -self.predict(floats - {layer})))
 
 
 # Function that returns the loss with these layers in float and all others in int8.

@@ -35,8 +35,7 @@ class Network:
 
 
 def rank(layers: Sequence[str], predict: Callable[[frozenset[str]], float]) -> LayerRanking:
-    """Return a ranking of layers that all save the same time."""
-    return LayerRanking(layers, predict, ErrorPrediction({}, 0.5, 1.0, True, 8), dict.fromkeys(layers, 1.0))
+    return LayerRanking(layers, predict, ErrorPrediction({}, 0.5, 1.0, True, 8))
 
 
 def run(network: Network, *, max_drop: float = 0.01, seconds: float = 1e6, **options: object) -> object:
@@ -113,12 +112,6 @@ def test_layers_of_a_ranking_that_are_not_needed_are_quantized_again() -> None:
     result = run(network, max_drop=0.04, rank=lambda: rank(list(network.costs), network.error))
     assert result.keep_float == {"bad", "worse"}
     assert len(network.choices) == 5
-
-
-def test_layers_with_equal_errors_are_ranked_again_by_the_time_that_they_save() -> None:
-    network = Network({"fast": 0.1, "slow": 0.1, "other": 0.1})
-    ranking = rank(list(network.costs), network.error)._replace(saved={"fast": 3.0, "slow": 1.0, "other": 2.0})
-    assert ranking.rank_again(list(network.costs)).layers == ["slow", "other", "fast"]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 1966])  # in the last one, the second search measures no choice

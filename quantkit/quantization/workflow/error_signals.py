@@ -48,12 +48,8 @@ def rank_layers(conversion: Conversion, reference: FloatReference, options: Opti
                 options.on_message(
                     f"the errors of the layers do not add up: predictions deviate by {prediction.interval_db:.1f} dB"
                 )
-            times = search.costs.kernels
             return LayerRanking(
-                search.ranking(),
-                lambda choice: sqrt(search.errors.noise(search.switches(choice))),
-                prediction,
-                {layer: times[layer].float - times[layer].int8 for layer in search.layers},
+                search.ranking(), lambda choice: sqrt(search.errors.noise(search.switches(choice))), prediction
             )
     except QuantkitError as error:
         options.on_message(f"each layer is measured by itself: {error.message}")
