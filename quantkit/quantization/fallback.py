@@ -83,7 +83,7 @@ class LayerRanking(NamedTuple):
     def rank_again(self, choice: Collection[str]) -> "LayerRanking":
         """Return the ranking of a choice of float layers by the error that each alone adds in int8.
 
-        The order ignores the time: divided by it, the error ranks layers with many MACs last, although they add much error.
+        The order ignores the time: the error for the time would rank layers with many MACs last, whose error is large.
         """
         floats = frozenset(choice)
         return self._replace(layers=sorted(choice, key=lambda layer: -self.predict(floats - {layer})))
